@@ -200,13 +200,20 @@ def _target(rows: TaskRows, decisions: Decisions, withheld: NDArray[np.bool_]) -
     return np.where(np.isfinite(without).any(axis=0), without, target)
 
 
+def _judged(target: Floats, limit: Floats) -> NDArray[np.bool_]:
+    """Return which resources have a validation row to set a margin on; all where none has; shape (n_resources,)."""
+    known = np.any(np.isfinite(target) & (limit > 0), axis=0)
+    return np.asarray(known if known.any() else ~known)
+
+
 def _chosen(
     name: str, kind: str, settings: Sequence[Settings], answers: Sequence[Answers], config: ComparisonConfig,
     margins: Margins, target: Floats, decisions: Decisions, given: tuple[float, ...] | None = None,
 ) -> Contender:  # fmt: skip
     """Return a contender under the candidate that reclaims most of a resource within its budget on validation rows."""
     held = decisions.held[VALID]
-    windows = _as_windows(decisions.limit[held], decisions.tier[held])
+    judged = _judged(target, decisions.limit[held])
+    windows = _as_windows(np.where(judged, decisions.limit[held], np.nan), decisions.tier[held])
     set_to: Mapping[int, Calibration] = {
         k: calibrate(of.take(held), windows, target, config.budgets, by_tier=config.by_tier, given=given)
         for k, of in enumerate(answers)
@@ -216,13 +223,21 @@ def _chosen(
     chosen = [(r, set_to[k], margins[r]) for r, k in enumerate(best)]
     columns = [answers[k].under(set_to[k].settings, margins[r], asked)[:, r] for r, k in enumerate(best)]
     return Contender(
-        name=name, kind=kind, answer=np.stack(columns, axis=1),
+        name=name, kind=kind, answer=np.where(judged, np.stack(columns, axis=1), np.nan),
         settings=() if kind == LEARNED else tuple(settings[k] for k in best),
         margin=tuple(_number_of(of, margin, r) for r, of, margin in chosen),
         violation=tuple(of.violation[margin][r] for r, of, margin in chosen),
         reclaimed=tuple(of.reclaimed[margin][r] for r, of, margin in chosen),
-        notes=tuple(dict.fromkeys(note for k in best for note in set_to[k].notes)),
+        notes=_notes(judged, [set_to[k] for k in best]),
     )  # fmt: skip
+
+
+def _notes(judged: NDArray[np.bool_], set_to: Sequence[Calibration]) -> tuple[str, ...]:
+    """Return the notes of calibrations, each once; of a resource that is not judged that alone."""
+    others = tuple(f"{resource}:" for resource, known in zip(RESOURCES, judged, strict=True) if not known)
+    why = "no validation window has a limit and a known demand, so requests stay as they are"
+    notes = [note for of in set_to for note in of.notes if not note.startswith(others)]
+    return tuple(dict.fromkeys([*(f"{other} {why}" for other in others), *notes]))
 
 
 def _number_of(calibration: Calibration, margin: str, resource: int) -> float:

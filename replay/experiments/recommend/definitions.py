@@ -44,7 +44,10 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
         f"{config.history_days:g} days of history. Where the test part has no window of a workload, its request is not "
         "judged.",
-        "within the noise": "More than the budget violates, and the interval reaches down to the budget.",
+        "over budget": f"A request is not lowered where its workload violated more than {config.most_over:g} times the "
+        "budget, beyond the noise; in a back-test of under four days the rate itself counts.",
+        "within the noise": "More than the budget violates, and the interval reaches down to the budget. Of a single "
+        "workload there is no interval, and the verdict is unknown.",
         "least change": f"A request stays where the recommended one is less than {config.min_change:.0%} away.",
         "out of memory": "After a task ended out of memory the memory request is at least "
         f"{config.oom_bump:.3g} times the limit that it had"

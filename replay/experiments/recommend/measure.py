@@ -46,6 +46,9 @@ _STEPS: Final = (0.001, 2.0**20)
 _LEAST: Final = (0.01, 100e6)
 """Least recommendation of Robusta's KRR, in cores and bytes: its ``--cpu-min 10`` (millicores) and ``--mem-min 100``
 (megabytes). VPA's, 25 millicores and 250 MiB, are of a whole pod."""
+_TELLING: Final = 4
+"""Fewest days whose lower bound is not the mildest day: of ``n`` days, one of ``n ** n`` resamples has that day alone,
+which of three is more than the 2.5 % below an interval of 95 %."""
 _OOM_BUMP_BYTES: Final = 100 * 2.0**20
 """Least raise after an end out of memory of VPA's recommender, its ``--oom-min-bump-up-bytes``."""
 
@@ -80,7 +83,8 @@ class RecommendConfig(ComparisonConfig):
     """Days of a workload's history below which its requests are not lowered; raised they are."""
     most_over: float = 10.0
     """Times the budget: a request is not lowered where the back-test of its own workload violates more often than this,
-    beyond the noise. The budget holds for all workloads together, so one of them may be far above it."""
+    beyond the noise; in a back-test of under four days, of which too little noise is known, the rate itself counts. The
+    budget holds for all workloads together, so one of them may be far above it."""
     seen_days: float = 7.0
     """Days before the end of the history in which a task of the workload must have run."""
     anonymise: bool = False
@@ -247,10 +251,17 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
 
 
 def _far_over(of_workloads: Sequence[Mapping[str, Any]], config: RecommendConfig) -> NDArray[np.bool_]:
-    """Return where a workload violates more than ``most_over`` budgets, beyond the noise; shape (n, n_resources)."""
-    most = zip(RESOURCES, config.of_requests, strict=True)
-    lows = [(np.array([one[r]["low"] for one in of_workloads], np.float64), budget) for r, budget in most]
-    return np.stack([low > config.most_over * budget for low, budget in lows], axis=1)
+    """Return where a workload violates more than ``most_over`` budgets, beyond the noise; shape (n, n_resources).
+
+    Of fewer than ``_TELLING`` days the rate itself counts: no noise is known of one day, and of two or three the lower
+    bound is the rate of the mildest.
+    """
+    found = []
+    for resource, budget in zip(RESOURCES, config.of_requests, strict=True):
+        rates = (one[resource] for one in of_workloads)
+        least = [rate["low"] if rate["days"] >= _TELLING else rate["value"] for rate in rates]
+        found.append(np.array(least, np.float64) > config.most_over * budget)
+    return np.stack(found, axis=1)
 
 
 def _pods(source: Source, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:
@@ -326,7 +337,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=2,
+    version=3,
     config=RecommendConfig,
     measure=measure,
     page=page,

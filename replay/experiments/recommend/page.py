@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from reclaim.data.core.prose import interval
+from reclaim.data.core.prose import interval, percent
 from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.replay.experiment import Column, Results, Run, judged
 from reclaim.replay.experiments.recommend.picture import svg_of
-from reclaim.replay.open_loop.paired import EXCEEDS, NOISE
+from reclaim.replay.experiments.recommend.policy import OVER, RULES
+from reclaim.replay.open_loop.bootstrap import FEWEST
+from reclaim.replay.open_loop.paired import EXCEEDS, NOISE, UNKNOWN
 
 WITHIN: Final = "within the budget"
 _MIB: Final = 2.0**20
@@ -39,6 +41,7 @@ def page(results: Results) -> dict[str, Any]:
         "autoscaled": sum(line["autoscaler"] is not None for line in results["workloads"]),
         "changes": sum(results["totals"][r]["changes"] for r in shown),
         "raises": sum(results["totals"][r]["raises"] for r in shown),
+        "findings": findings(results),
         "notes": [f"{e['name']}: {note}" for e in results["estimators"] for note in e["notes"]
                   if any(e["resources"][r]["won"] for r in shown)],
     }  # fmt: skip
@@ -51,7 +54,33 @@ def verdict_of(results: Results, resource: str) -> str:
         return ""
     if rate["value"] <= budget:
         return WITHIN
-    return EXCEEDS if rate["low"] is not None and rate["low"] > budget else NOISE
+    if rate["low"] is None:
+        return UNKNOWN
+    return EXCEEDS if rate["low"] > budget else NOISE
+
+
+def findings(results: Results) -> list[str]:
+    """Return what is to be known before requests are set: verdicts of the back-test, its length, requests held back."""
+    found = []
+    for r in judged(results):
+        rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)
+        said = {
+            "": "no window of the back-test is known, so nothing says how often requests would be too low",
+            NOISE: f"{NOISE} of the budget",
+            UNKNOWN: "more than the budget, and of a single workload no noise is known",
+        }.get(verdict, verdict)
+        numbers = f" ({percent(rate['value'])} violate, {percent(results['budget'][r])} may)" if verdict else ""
+        found.append(f"{RESOURCE_TITLES[r]}: {said}{numbers}")
+        held = sum(line[r]["rule"] == RULES[OVER] for line in results["workloads"])
+        if held:
+            most = results["inputs"]["config"]["most_over"]
+            found.append(f"{RESOURCE_TITLES[r]}: {held} not lowered, of workloads that violate above {most:g} budgets")
+    days = max((line[r]["violation"]["days"] for line in results["workloads"] for r in judged(results)), default=0)
+    if days < FEWEST:
+        found.append(
+            "no workload has more than one day of back-test, and so none an interval: a longer history says more"
+        )
+    return found
 
 
 def unit(results: Results, resource: str) -> str:

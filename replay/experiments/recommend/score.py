@@ -114,7 +114,7 @@ def with_intervals(by_workload: Floats, bootstrap: Bootstrap) -> dict[str, dict[
 
 
 def of_each_workload(judged: Judged, requests: Floats, bootstrap: Bootstrap) -> list[dict[str, dict[str, Any]]]:
-    """Return violation rate of each workload and resource, with an interval from resampled days, and its windows."""
+    """Return violation rate of each workload and resource, an interval from resampled days, its windows and days."""
     days = int(judged.day.max(initial=0)) + 1
     key = judged.workload * days + judged.day
     sums = judged.sums(requests[judged.held], key, judged.n_workloads * days)
@@ -136,12 +136,14 @@ def _reported(of_days: Floats, drawn: Floats, confidence: float) -> list[dict[st
         for r, resource in enumerate(RESOURCES):
             violations, rows = of_days_here[..., r].sum(axis=0)
             low, high = np.nan, np.nan
-            if np.count_nonzero(of_days_here[:, 1, r]) >= FEWEST:
+            days = int(np.count_nonzero(of_days_here[:, 1, r]))
+            if days >= FEWEST:
                 low, high = bounds(ratio(drawn[:, k, 0, r], drawn[:, k, 1, r]), confidence)
             one[resource] = {
                 **reported(float(ratio(violations, rows)), low, high),
                 "windows": int(rows),
                 "violations": int(violations),
+                "days": days,
             }
         found.append(one)
     return found

@@ -163,10 +163,11 @@ def _write_patches(report: ReplayReport, folder: Path | None, containers: str | 
 
 def _print(report: ReplayReport, format_: str, lines: list[str], *, as_json: bool, verbose: bool) -> None:
     from reclaim.replay.experiments.recommend.formats import FORMATS, changes
-    from reclaim.replay.experiments.recommend.page import console_table, summary_table
+    from reclaim.replay.experiments.recommend.page import console_table, findings, summary_table
 
+    said = findings(report.results)
     if format_ != "table" and not as_json:
-        for line in lines:
+        for line in [*said, *lines]:
             print_status(line)
     if format_ in FORMATS and not as_json:
         typer.echo(FORMATS[format_](report.results), nl=False)
@@ -175,11 +176,11 @@ def _print(report: ReplayReport, format_: str, lines: list[str], *, as_json: boo
     else:
         if not as_json:
             print_table(summary_table(report.results))
-            typer.echo("")
+            typer.echo("\n".join(["", *said, ""]))
             print_table(console_table(report.results, None) if verbose else console_table(report.results))
         facts: dict[str, Any] = {"report": str(report.page), "already_there": report.already_there}
         facts |= {"changes": changes(report.results), "totals": report.results["totals"]}
-        facts |= {"summary": summary_table(report.results).as_records()}
+        facts |= {"findings": said, "summary": summary_table(report.results).as_records()}
         print_result((facts, [*lines, f"{report.page}{unchanged(report.already_there)}"]), as_json)
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from reclaim.cli import app as cli
@@ -26,7 +28,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig, _far_over
-from reclaim.replay.experiments.recommend.page import console_table, summary_table, workload_table
+from reclaim.replay.experiments.recommend.page import console_table, findings, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
@@ -128,18 +130,12 @@ def test_the_estimator_that_won_reclaims_most_on_the_validation_part_within_the_
 
 def changed_future(dataset: Path, folder: Path, after_us: int) -> Path:
     """Return a copy of a dataset in which every task uses half after a time."""
-    copy = folder / "cell"
-    shutil.copytree(dataset, copy)
-    shutil.rmtree(copy / "features")
-    for path in (copy / "usage").iterdir():
-        table = pq.read_table(path)
+
+    def halved(table: pa.Table) -> dict[str, NDArray[np.float64]]:
         half = np.where(table[s.START_US].to_numpy() >= after_us, 0.5, 1.0)
-        for name in (s.CPU_MEAN, s.MEMORY_MEAN, s.MEMORY_MAX):
-            at = table.column_names.index(name)
-            table = table.set_column(at, table.schema.field(name), pa.array(table[name].to_numpy() * half))
-        pq.write_table(table, path)
-    build_features(Dataset.open(copy))
-    return copy
+        return {name: table[name].to_numpy() * half for name in (s.CPU_MEAN, s.MEMORY_MEAN, s.MEMORY_MAX)}
+
+    return changed(dataset, folder, halved)
 
 
 def test_a_request_rests_on_nothing_after_it_was_set(dataset: Path, report: ReplayReport, tmp_path: Path) -> None:
@@ -303,8 +299,79 @@ def test_a_wrong_setting_is_named(change: dict[str, Any], message: str) -> None:
 
 def test_far_over_the_budget_is_more_than_ten_times_beyond_the_noise() -> None:
     lows = ((0.101, 0.0101), (0.099, 0.0099), (None, 0.5))  # budgets of 1 % for CPU and 0.1 % for memory
-    of_workloads = [{"cpu": {"low": cpu}, "memory": {"low": memory}} for cpu, memory in lows]
-    assert _far_over(of_workloads, RecommendConfig()).tolist() == [[True, True], [False, False], [False, True]]
+    assert far_over(lows, days=4, of="low") == [[True, True], [False, False], [False, True]]
+
+
+def test_of_a_backtest_of_under_four_days_the_rate_itself_says_what_is_far_over_the_budget() -> None:
+    # of three days, one of 27 resamples has the mildest day alone: more than the 2.5 % below the interval
+    rates = ((0.101, 0.0101), (0.099, 0.0099), (None, 0.5))
+    for days in (1, 3):
+        assert far_over(rates, days=days, of="value") == [[True, True], [False, False], [False, True]]
+
+
+def far_over(rates: Sequence[tuple[float | None, float]], *, days: int, of: str) -> list[list[bool]]:
+    """Return what is far over the budget by one number of each workload's violation, the others unknown or small."""
+    others = {"low": None, "value": 0.0, "days": days}
+    of_workloads = [{r: others | {of: rate} for r, rate in zip(s.RESOURCES, both, strict=True)} for both in rates]
+    found: list[list[bool]] = _far_over(of_workloads, RecommendConfig()).tolist()
+    return found
+
+
+def changed(dataset: Path, folder: Path, change: Callable[[pa.Table], dict[str, NDArray[np.float64]]]) -> Path:
+    """Return a copy of a dataset with other columns of usage, and its features."""
+    copy = folder / "cell"
+    shutil.copytree(dataset, copy)
+    shutil.rmtree(copy / "features")
+    for path in (copy / "usage").iterdir():
+        table = pq.read_table(path)
+        for name, values in change(table).items():
+            at = table.column_names.index(name)
+            table = table.set_column(at, table.schema.field(name), pa.array(values, from_pandas=True))
+        pq.write_table(table, path)
+    build_features(Dataset.open(copy))
+    return copy
+
+
+def test_after_half_a_day_of_backtest_no_workload_is_lowered_that_went_far_over_its_budget(
+    dataset: Path, tmp_path: Path
+) -> None:
+    begins = FeatureSet.open(dataset).cuts_us[1]
+    peaked = int(Dataset.open(dataset).read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID][0].as_py())
+
+    def peaks(table: pa.Table) -> dict[str, NDArray[np.float64]]:
+        # 20 minutes of 12 hours, more than ten times 0.1 %, and too few of 48 for the 98th percentile
+        start, mine = table[s.START_US].to_numpy(), table[s.COLLECTION_ID].to_numpy() == peaked
+        at = mine & (start >= begins) & (start < begins + 4 * 300_000_000)
+        return {name: np.where(at, 1.99, table[name].to_numpy()) for name in (s.MEMORY_MEAN, s.MEMORY_MAX)}
+
+    config = replace(CONFIG, estimators=("percentile",), tune=False)
+    found = recommend(changed(dataset, tmp_path, peaks), tmp_path / "out", config)
+    lines = {line["collection_id"]: line["memory"] for line in found.results["workloads"]}
+    assert lines[peaked]["violation"]["value"] > 0.01
+    assert lines[peaked]["violation"]["low"] is None
+    assert (lines[peaked]["rule"], lines[peaked]["recommended"]) == ("over budget", lines[peaked]["request"])
+    free = recommend(found.folder.parent / "cell", tmp_path / "free", replace(config, most_over=1e6))
+    wanted = {line["collection_id"]: line["memory"]["recommended"] for line in free.results["workloads"]}
+    assert wanted[peaked] < lines[peaked]["request"]  # it would be lowered
+    said = findings(found.results)
+    assert any(line.startswith("Memory: ") and "not lowered" in line for line in said)
+    assert said[-1].startswith("no workload has more than one day of back-test")
+    assert all(line in " ".join(found.page.read_text().split()) for line in said)
+
+
+def test_a_resource_that_was_never_measured_keeps_its_requests_and_does_not_hinder_the_other(
+    dataset: Path, report: ReplayReport, tmp_path: Path
+) -> None:
+    def unmeasured(table: pa.Table) -> dict[str, NDArray[np.float64]]:
+        return {name: np.full(len(table), np.nan) for name in (s.MEMORY_MEAN, s.MEMORY_MAX)}
+
+    found = recommend(changed(dataset, tmp_path, unmeasured), tmp_path / "out")
+    for one, two in zip(found.results["workloads"], report.results["workloads"], strict=True):
+        assert one["cpu"] == two["cpu"]
+        assert (one["memory"]["rule"], one["memory"]["recommended"]) == ("unknown", 2.0)
+    assert any(line.startswith("Memory: no window of the back-test is known") for line in findings(found.results))
+    (note, *_) = found.results["estimators"][0]["notes"]
+    assert note == "memory: no validation window has a limit and a known demand, so requests stay as they are"
 
 
 def test_the_recommendation_has_the_buckets_of_the_dataset_read_once_each(dataset: Path, report: ReplayReport) -> None:

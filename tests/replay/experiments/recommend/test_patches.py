@@ -261,7 +261,7 @@ def test_what_is_unknown_is_a_question_mark_and_a_request_that_is_missing_a_warn
     ("value", "low", "verdict"),
     [
         (0.001, 0.0, "within the budget"), (0.002, 0.0005, "within the noise"), (0.002, 0.0015, "exceeds the budget"),
-        (0.002, None, "within the noise"), (None, None, ""),
+        (0.002, None, "unknown"), (None, None, ""),
     ],
 )  # fmt: skip
 def test_a_rate_above_the_budget_exceeds_it_only_beyond_the_noise(
