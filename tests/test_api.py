@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -202,6 +203,51 @@ def test_a_model_and_a_dataset_are_shown_with_what_matters(dataset: reclaim.Data
     scores = model.scores()
     assert scores["rows"].loc["valid", "cpu", 3_600] > 0
     assert scores["base_rate"].loc["valid", "oom", 3_600] >= 0
+
+
+@pytest.mark.parametrize("call", [reclaim.train, reclaim.open, lambda frame: reclaim.ingest(frame, "new")])
+def test_a_frame_in_place_of_a_dataset_is_refused_with_the_way_to_one(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"got an object of type DataFrame; a frame is written as CSV .*ingest\(FOLDER"
+    ):
+        call(pd.DataFrame({"vm": ["a"], "cpu": [0.1]}))
+
+
+def test_a_frame_that_cannot_be_predicted_is_refused_and_columns_that_are_left_out_do_not_matter(
+    dataset: reclaim.Dataset, model: reclaim.Model
+) -> None:
+    histories = dataset.histories(dataset.tasks().head(1))
+    values = pd.Series([1, "x", *[0.5] * (len(histories) - 2)], histories.index, object)
+    answered = model.predict(histories.assign(note=values))
+    assert answered.equals(model.predict(histories))
+    dates = pd.to_datetime(histories["end_us"], unit="us")
+    twice = pd.concat([histories, histories[["cpu_mean"]]], axis=1)
+    for frame, message in (
+        (
+            histories.assign(cpu_mean=values),
+            "Conversion failed for column cpu_mean .*; a column has values of one type",
+        ),
+        (histories.assign(end_us=dates), r"end_us \(timestamp\[us\], expected whole numbers\)"),
+        (histories.assign(collection_id="vm-1"), r"collection_id \(.*string, expected whole numbers\)"),
+        (twice, "columns twice: cpu_mean; each is needed once"),
+    ):
+        with pytest.raises(SchemaError, match=f"^histories: .*{message}"):
+            model.predict(frame)
+    assert model.predict(pd.concat([histories, histories])).equals(answered)  # a repeated window changes nothing
+
+
+def test_what_is_no_model_cell_frame_or_setting_is_named(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
+    with pytest.raises(ConfigError, match=r"models must be a list of what reclaim.load or .* got \['builtin'\]"):
+        dataset.recommend("out", models=["builtin"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"models must be a list of .*, got Model\('reclaim/"):
+        dataset.replay("ratios", "out", models=model)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"cell must be a Cell, as Dataset.cell is, got 3"):
+        model.predict(dataset.histories(), cell=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"tasks must be a frame, rows of Dataset.tasks\(\), got \[1\]"):
+        dataset.usage(tasks=[1])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="settings: expected a mapping of names to values"):
+        dataset.recommend("out", settings=["hold_days=7"])  # type: ignore[arg-type]
+    assert not os.path.exists("out")
 
 
 def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: reclaim.Model) -> None:

@@ -22,6 +22,11 @@ MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 Kind = Literal["whole", "number", "vector", "word", "tier", "flag"]
 """Content of a column: integers, floats, lists of floats, strings, tiers by name or code, booleans."""
 
+_EXPECTED: Final[dict[Kind, str]] = {
+    "whole": "whole numbers", "number": "numbers", "vector": "lists of floats", "word": "text",
+    "tier": "text or whole numbers", "flag": "booleans",
+}  # fmt: skip
+
 Columns = dict[str, NDArray[Any]]
 
 _DICTIONARY, _BATCH = 2, 3
@@ -123,16 +128,16 @@ def _check_columns(schema: pa.Schema, kinds: Mapping[str, Kind], required: tuple
     unknown = sorted(set(names) - set(kinds)) or (["…"] if len(schema.names) > len(names) else [])
     absent = [name for name in required if name not in names]
     twice = sorted({name for name in names if names.count(name) > 1})
-    wrong = [f"{f.name} ({f.type})" for f in schema if f.name in kinds and not _fits(f.type, kinds[f.name])]
+    fields = [f for f in schema if f.name in kinds and not _fits(f.type, kinds[f.name])]
+    wrong = [f"{f.name} ({f.type}, expected {_EXPECTED[kinds[f.name]]})" for f in fields]
     problems = [
         f"{what}: {', '.join(some)[:200]}"
         for what, some in (("unknown", unknown), ("absent", absent), ("twice", twice), ("of the wrong type", wrong))
         if some
     ]
     if problems:
-        raise RequestError(
-            INVALID, "invalid_columns", f"columns {'; '.join(problems)}", field=(unknown + absent + twice + wrong)[0]
-        )
+        names = [*unknown, *absent, *twice, *(f.name for f in fields)]
+        raise RequestError(INVALID, "invalid_columns", f"columns {'; '.join(problems)}", field=names[0])
 
 
 def _fits(kind: pa.DataType, wanted: Kind) -> bool:

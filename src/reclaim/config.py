@@ -62,6 +62,8 @@ def config_from(kind: type[C], settings: Mapping[str, Any]) -> C:
         A name is unknown, or a value is of the wrong type or out of range.
     """
     values: dict[str, Any] = {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings: expected a mapping of names to values, got {settings!r}")
     for name, value in settings.items():
         _assign(values, name.split("."), value, name)
     return _build(kind, values, "settings", ())

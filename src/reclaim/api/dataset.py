@@ -11,6 +11,7 @@ import pyarrow as pa
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
 from reclaim.data.dataset import Dataset as Stored
+from reclaim.data.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ def open(path: Path | str) -> Dataset:
     >>> dataset.path.name
     'dataset'
     """
-    return Dataset(Stored.open(path))
+    return Dataset(Stored.open(folder_of(path)))
 
 
 def synth(
@@ -115,12 +116,11 @@ def ingest(
     >>> reclaim.ingest("cell", "dataset", settings={"buckets": 2}).path.name
     'dataset'
     """
-    from reclaim.data.core.stores.places import location
     from reclaim.data.ingest.job import IngestConfig
     from reclaim.data.ingest.job import ingest as run
 
     given = {"trace": trace, **({} if mapping is None else {"mapping": str(mapping)}), **(settings or {})}
-    return Dataset(run(location(source), location(dataset), config_from(IngestConfig, given)).dataset)
+    return Dataset(run(folder_of(source), folder_of(dataset), config_from(IngestConfig, given)).dataset)
 
 
 class Dataset:
@@ -359,4 +359,23 @@ def _names_of(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def _table_of(tasks: pd.DataFrame | None) -> pa.Table | None:
-    return None if tasks is None else pa.Table.from_pandas(tasks, preserve_index=False)
+    if tasks is None:
+        return None
+    if not hasattr(tasks, "columns"):
+        raise ConfigError(f"tasks must be a frame, rows of Dataset.tasks(), got {tasks!r}")
+    return pa.Table.from_pandas(tasks, preserve_index=False)
+
+
+def folder_of(dataset: Dataset | Path | str) -> Path:
+    """Return the folder of a dataset, or the place that a path names; ConfigError for anything else, as a frame."""
+    from reclaim.data.core.stores.places import location
+
+    if isinstance(dataset, Dataset):
+        return dataset.path
+    if not isinstance(dataset, str) and not hasattr(dataset, "joinpath"):  # of a store it is no path of this machine
+        raise ConfigError(
+            f"expected a dataset or the path of a folder, got an object of type {type(dataset).__name__}; a frame is "
+            "written as CSV or parquet into a folder, and `reclaim.ingest(FOLDER, DATASET, trace='series', "
+            "mapping=FILE)` makes a dataset of it"
+        )
+    return location(dataset)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import pyarrow as pa
 
-from reclaim.api.dataset import Dataset
+from reclaim.api.dataset import Dataset, folder_of
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
-from reclaim.data.core.stores.places import location
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, ModelError, SchemaError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 
@@ -68,7 +67,7 @@ def train(
     given = {**(settings or {}), **({} if estimator is None else {"estimator": estimator})}
     several = datasets if isinstance(datasets, Sequence) and not isinstance(datasets, str) else [datasets]
     report = run_training(
-        [path_of(dataset) for dataset in several], config_from(TrainConfig, given), force=force, progress=progress
+        [folder_of(dataset) for dataset in several], config_from(TrainConfig, given), force=force, progress=progress
     )
     return load(f"{report.model}/{report.version}")
 
@@ -249,6 +248,7 @@ class Model:
         """
         from reclaim.serving.predictions.dataset import predictions
         from reclaim.serving.predictions.histories import predict_histories
+        from reclaim.serving.wire.rows import USAGE_COLUMNS
 
         if isinstance(histories, Dataset):
             if cell is not None:
@@ -261,16 +261,25 @@ class Model:
             raise ConfigError(
                 f"histories must be a frame or a Dataset, got {histories!r}; `reclaim.open(FOLDER)` opens a folder"
             )
-        table = pa.Table.from_pandas(histories, preserve_index=False)
+        if not isinstance(cell, Cell | None):
+            raise ConfigError(f"cell must be a Cell, as Dataset.cell is, got {cell!r}")
+        table = _table_of(histories, USAGE_COLUMNS)
         return frame_of(predict_histories(self._loaded, table, margin=margin, cell=cell or Cell()))
+
+
+def _table_of(histories: pd.DataFrame, columns: Collection[str]) -> pa.Table:
+    """Return those of some columns that a frame has as a table; SchemaError where one cannot be a column of Arrow."""
+    known = histories.loc[:, histories.columns.isin(list(columns))]
+    if known.columns.has_duplicates:
+        twice = known.columns[known.columns.duplicated()]
+        raise SchemaError(f"histories: columns twice: {', '.join(twice.unique())}; each is needed once")
+    try:
+        return pa.Table.from_pandas(known, preserve_index=False)
+    except pa.ArrowException as error:
+        raise SchemaError(f"histories: {'; '.join(map(str, error.args))}; a column has values of one type") from error
 
 
 def _indexed(rows: Mapping[tuple[Any, ...], Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
     """Return rows as a frame under an index of several levels."""
     index = pd.MultiIndex.from_tuples(list(rows), names=list(names))
     return pd.DataFrame(list(rows.values()), index=index)
-
-
-def path_of(dataset: Dataset | Path | str) -> Path:
-    """Return the folder of a dataset."""
-    return dataset.path if isinstance(dataset, Dataset) else location(dataset)

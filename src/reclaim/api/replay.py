@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reclaim.api.display import Figure, frame_of_results, html_of_results
 from reclaim.config import config_from
+from reclaim.data.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from reclaim.api.model import Model
     from reclaim.replay.experiment import Experiment, Results
     from reclaim.replay.report.page import ReplayReport
+    from reclaim.training.bundle import Bundle
 
 
 def replay(
@@ -22,11 +24,11 @@ def replay(
 ) -> Replay:
     """Run an experiment; arguments and errors as for ``Dataset.replay``."""
     from reclaim.replay.runs.catalogue import load_experiment
-    from reclaim.replay.runs.run import by_name, run_experiment
+    from reclaim.replay.runs.run import run_experiment
 
     loaded = load_experiment(experiment)
     config = config_from(loaded.config, settings or {})
-    return Replay(loaded, run_experiment(loaded, dataset, out, config, bundles=by_name([m.bundle for m in models])))
+    return Replay(loaded, run_experiment(loaded, dataset, out, config, bundles=_bundles(models)))
 
 
 def recommend(
@@ -34,11 +36,21 @@ def recommend(
 ) -> Recommendations:
     """Recommend requests; arguments and errors as for ``Dataset.recommend``."""
     from reclaim.replay.runs.catalogue import RECOMMEND, load_experiment
-    from reclaim.replay.runs.run import by_name, run_experiment
+    from reclaim.replay.runs.run import run_experiment
 
     loaded = load_experiment(RECOMMEND)
-    config, bundles = config_from(loaded.config, settings or {}), by_name([m.bundle for m in models])
+    config, bundles = config_from(loaded.config, settings or {}), _bundles(models)
     return Recommendations(loaded, run_experiment(loaded, dataset, out, config, bundles=bundles, tracking=False))
+
+
+def _bundles(models: Sequence[Model]) -> dict[str, Bundle]:
+    """Return the bundles of models by name; ConfigError where something else stands for a model, as its name."""
+    from reclaim.api.model import Model
+    from reclaim.replay.runs.run import by_name
+
+    if not isinstance(models, Sequence) or not all(isinstance(model, Model) for model in models):
+        raise ConfigError(f"models must be a list of what reclaim.load or reclaim.train returns, got {models!r}")
+    return by_name([model.bundle for model in models])
 
 
 class Replay:

@@ -462,6 +462,14 @@ def test_a_stream_that_cannot_be_taken_is_refused_before_any_of_its_rows(pair: P
     assert cell(pair.told).equals(cell(pair.spared))
 
 
+def test_a_column_of_the_wrong_type_is_named_with_the_type_that_is_expected(pair: Pair) -> None:
+    response = pair.told.post("/v1/usage", content=stream(cast(s.CPU_MEAN, pa.string())), headers=ARROW)
+    error = response.json()["error"]
+    assert (error["field"], error["message"]) == (
+        "cpu_mean", "columns of the wrong type: cpu_mean (string, expected numbers)",
+    )  # fmt: skip
+
+
 RULES: Final[dict[str, tuple[str, pa.Array, dict[int, str]]]] = {
     "ids": (s.MACHINE_ID, pa.array([2**63 - 1, 2**64 - 1, None], pa.uint64()), {1: "machine_id: must be a whole"}),
     "numbers": (s.CPU_MEAN, pa.array([2**53 + 1, -1, None]), {1: "cpu_mean: must be at least 0"}),
