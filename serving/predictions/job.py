@@ -26,6 +26,12 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 SUFFIXES: Final = (".parquet", ".csv")
 """Endings of a file of predictions, one for each format."""
 
+_LOOKS_AHEAD: Final = (
+    "reservations of earlier windows have the price of the latest ones, which was not known then: "
+    "`reclaim replay` says what would have been reclaimed and violated"
+)
+"""Note on every window of a portable model."""
+
 
 @dataclass(frozen=True)
 class PredictReport:
@@ -43,6 +49,8 @@ class PredictReport:
         Horizon of every number, in seconds.
     levels : tuple of float
         Quantile levels.
+    notes : tuple of str
+        What is to be known before the numbers are used.
     """
 
     rows: int
@@ -54,6 +62,7 @@ class PredictReport:
     margin: str
     horizon_s: int
     levels: tuple[float, ...]
+    notes: tuple[str, ...]
 
 
 def predict(
@@ -118,7 +127,8 @@ def predict(
             write(table)
             rows += len(table)
             tasks += pc.sum(pc.equal(table["windows"], 1)).as_py() if every_window else len(table)
-    return PredictReport(rows=rows, tasks=tasks, levels=tuple(levels), **about)
+    notes = (_LOOKS_AHEAD,) if every_window and loaded.bundle.portable else ()
+    return PredictReport(rows=rows, tasks=tasks, levels=tuple(levels), notes=notes, **about)
 
 
 @contextmanager

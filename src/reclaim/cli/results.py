@@ -173,6 +173,7 @@ def of_predict(report: PredictReport, out: Path) -> Result:
     return {"predictions": str(out), **asdict(report)}, [
         f"{out}: {report.rows:,} rows of {report.tasks:,} tasks, by {report.model}/{report.version} under the "
         f"{report.margin} margin, {report.horizon_s:,} s ahead",
+        *report.notes,
     ]
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from reclaim.cli.results import of_predict
 from reclaim.data import schema as s
 from reclaim.data.core.engine import workers
 from reclaim.data.core.engine.workers import Engine
@@ -155,6 +156,16 @@ def test_both_formats_hold_the_same_numbers_and_the_same_bytes_each_time(
         assert (text[name].fillna(-1).to_numpy() == expected[name].fillna(-1).to_numpy()).all(), name
     assert said[-1] == 1.0
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in files)
+
+
+def test_every_window_of_a_portable_model_is_said_to_have_a_price_that_was_not_known_then(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path
+) -> None:
+    for model, every_window in (("builtin", True), ("builtin", False), (str(bundle_folder), True)):
+        report = predict(dataset.path, tmp_path / "p.parquet", model=model, every_window=every_window)
+        notes = of_predict(report, tmp_path / "p.parquet")[1][1:]
+        assert len(notes) == (model == "builtin" and every_window)
+        assert all("the price of the latest ones, which was not known then" in note for note in notes)
 
 
 @pytest.mark.parametrize("engine", [Engine(workers=3), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
