@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.core.parallel import THREADS
+from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import DAY_US, RESOURCES
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.feature_set import FeatureSet
@@ -201,9 +202,14 @@ def _target(rows: TaskRows, decisions: Decisions, withheld: NDArray[np.bool_]) -
 
 
 def _judged(target: Floats, limit: Floats) -> NDArray[np.bool_]:
-    """Return which resources have a validation row to set a margin on; all where none has; shape (n_resources,)."""
+    """Return which resources have a validation row to set a margin on; HistoryTooShortError where none has; (R,)."""
     known = np.any(np.isfinite(target) & (limit > 0), axis=0)
-    return np.asarray(known if known.any() else ~known)
+    if not known.any():
+        raise HistoryTooShortError(
+            f"none of {len(limit)} validation windows has a limit and a known demand; recommend on a longer history, "
+            "or build the features with other shares, `reclaim features DATASET --set split.train_share=0.4`"
+        )
+    return np.asarray(known)
 
 
 def _chosen(

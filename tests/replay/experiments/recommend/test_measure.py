@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from reclaim.cli import app as cli
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset, bucket_name
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.windows import demand
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
@@ -362,14 +362,16 @@ def test_after_half_a_day_of_backtest_no_workload_is_lowered_that_went_far_over_
 def test_a_resource_that_was_never_measured_keeps_its_requests_and_does_not_hinder_the_other(
     dataset: Path, report: ReplayReport, tmp_path: Path
 ) -> None:
-    def unmeasured(table: pa.Table) -> dict[str, NDArray[np.float64]]:
-        return {name: np.full(len(table), np.nan) for name in (s.MEMORY_MEAN, s.MEMORY_MAX)}
+    def unmeasured(table: pa.Table, *more: str) -> dict[str, NDArray[np.float64]]:
+        return {name: np.full(len(table), np.nan) for name in (s.MEMORY_MEAN, s.MEMORY_MAX, *more)}
 
     found = recommend(changed(dataset, tmp_path, unmeasured), tmp_path / "out")
     for one, two in zip(found.results["workloads"], report.results["workloads"], strict=True):
         assert one["cpu"] == two["cpu"]
         assert (one["memory"]["rule"], one["memory"]["recommended"]) == ("unknown", 2.0)
     assert any(line.startswith("Memory: no window of the back-test is known") for line in findings(found.results))
+    with pytest.raises(HistoryTooShortError, match=r"none of \d+ validation windows has a limit and a known demand"):
+        recommend(changed(dataset, tmp_path / "none", lambda table: unmeasured(table, s.CPU_MEAN)), tmp_path / "no")
     (note, *_) = found.results["estimators"][0]["notes"]
     assert note == "memory: no validation window has a limit and a known demand, so requests stay as they are"
 
