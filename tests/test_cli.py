@@ -27,6 +27,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
 from reclaim.data.traces.series import shipped_mappings
 from reclaim.features.build import FeatureConfig
+from reclaim.replay.experiments.recommend.measure import RecommendConfig
 from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 
@@ -65,6 +66,12 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
 def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(TrainConfig, None, [assignment])
+
+
+@pytest.mark.parametrize("wrong", ["seen_days=inf", "hold_days=inf", "most_over=inf"])
+def test_a_number_without_an_end_is_refused_before_results_cannot_hold_it(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--set: {wrong.partition('=')[0]} must be a finite number, got inf"):
+        load_config(RecommendConfig, None, [wrong])
 
 
 def test_a_file_with_a_typo_or_invalid_toml_is_named(tmp_path: Path) -> None:

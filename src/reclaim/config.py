@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import math
 import textwrap
 import tomllib
 import types
@@ -138,7 +139,12 @@ def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str
             ]
             hint = f"did you mean {'.'.join((*path, close[0]))!r}?" if close else f"known are {', '.join(names)}"
             raise ConfigError(f"{where}: unknown setting {'.'.join((*path, key))!r}; {hint}")
-    return kind(**{key: _convert(types_[key], value, where, (*path, key)) for key, value in values.items()})
+    converted = {key: _convert(types_[key], value, where, (*path, key)) for key, value in values.items()}
+    made = kind(**converted)  # says what it expects of a number
+    for key, value in converted.items():
+        if isinstance(value, float) and not math.isfinite(value):  # results, which hold the settings, are JSON
+            raise ConfigError(f"{where}: {'.'.join((*path, key))} must be a finite number, got {value}")
+    return made
 
 
 def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
