@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.data.schema import RESOURCES
 from reclaim.features.splits import TEST, TEST_UNSEEN, VALID
 from reclaim.replay.experiment import ORACLE, STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.experiments.recommend import formats, names
@@ -317,7 +317,6 @@ def _period_facts(rows: TaskRows, decisions: Decisions, cuts_us: tuple[int, int]
         "test_collections": len(np.unique(rows.workload[test])),
         "unseen_collections": len(np.unique(rows.workload[test][rows.group[test] == TEST_UNSEEN])),
         "test_decisions": len(times),
-        "days": (end_us - cuts_us[1]) / DAY_US,
     }
 
 

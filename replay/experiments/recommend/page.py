@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from reclaim.data.core.prose import interval, percent
+from reclaim.data.core.prose import duration, interval, percent
 from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.replay.experiment import Column, Results, Run, judged
@@ -123,7 +123,7 @@ def summary_table(results: Results) -> Table:
             interval(rate), results["test"]["set once"]["violation_rate"][r]["value"],
         ))  # fmt: skip
     shares = ("now", "in the test", "violation", "set once")
-    caption = f"Reclaimable of the requests, now and in the back-test of {results['dataset']['days']:.3g} days"
+    caption = f"Reclaimable of the requests, now and in the back-test of {duration(results['dataset']['test_hours'])}"
     return Table(
         ("resource", "estimator", *shares[:3], "interval", "set once"), tuple(rows), frozenset(shares), caption
     )
