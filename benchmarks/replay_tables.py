@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--fewest", action="store_true", help="one table of the fewest machines of all")
     asked = parser.parse_args()
     if asked.fewest:
-        print(fewest([folder.resolve() for folder in asked.folders]))
+        print(fewest([folder.absolute() for folder in asked.folders]))
         return
     for number, folder in enumerate(asked.folders):
         results = json.loads((folder / RESULTS).read_text())
