@@ -84,7 +84,7 @@ class ByMachine:
 
 
 class Placing:
-    """How contenders of ``MachineContenders.in_a_loop`` place; the tape is foreseen once for those of one model.
+    """Ways in which contenders of ``MachineContenders.in_a_loop`` place; a model foresees the tape once for all of its.
 
     Parameters
     ----------
