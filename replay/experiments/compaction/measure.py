@@ -16,6 +16,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.closed_loop.placement import POLICIES
+from reclaim.replay.closed_loop.workload import machines_at
 from reclaim.replay.experiment import (
     ORACLE,
     REFERENCE,
@@ -97,6 +98,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     HistoryTooShortError
         The validation or the test period is shorter than the horizon, or a named moment is later than the last horizon.
     """
+    machines_at(source.dataset, 0)  # a trace that tells of none is refused before anything is estimated
     estimates = estimate_all(source, config)
     constraints = Constraints.read(source.dataset)
     monday_us = int(source.features.manifest["config"]["monday_s"]) * 1_000_000

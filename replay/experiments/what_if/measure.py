@@ -16,7 +16,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import ByMachine, Placing
 from reclaim.replay.closed_loop.outcome import DEFINITIONS, summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
-from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
+from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_at, machines_of, workload_of
 from reclaim.replay.experiment import Experiment, Measured, Source
 from reclaim.replay.experiments.what_if.page import (
     COLUMNS,
@@ -131,6 +131,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     HistoryTooShortError
         The validation or the test period is shorter than the horizon.
     """
+    machines_at(source.dataset, 0)  # a trace that tells of none is refused before anything is estimated
     estimates = estimate_all(source, config)
     slots = estimates.period.slots
     machines = machines_of(source.dataset, slots.first_us, slots.stop_us, estimates.period.share)

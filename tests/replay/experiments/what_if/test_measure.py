@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
-from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
+from reclaim.replay.closed_loop.workload import CellMachines, NoMachinesError, Workload, machines_of, workload_of
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.experiments.what_if.measure import (
     EXPERIMENT,
@@ -83,6 +84,16 @@ def test_all_machines_are_the_traces_own_cell_and_more_are_clones(cell_dataset: 
     assert twice["utilisation_memory"] == pytest.approx((own["utilisation_memory"] or 0) / 2)
     assert (half[PENDING] or 0) > 0.4
     assert twice[PENDING] == 0.0
+
+
+@pytest.mark.parametrize("experiment", ["what_if", "compaction"])
+def test_a_trace_without_machines_is_refused_before_anything_is_estimated(
+    experiment: str, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module(f"reclaim.replay.experiments.{experiment}.measure")
+    monkeypatch.setattr(module, "estimate_all", None)
+    with pytest.raises(NoMachinesError, match="no machine with a capacity"):
+        module.EXPERIMENT.measure(_source(dataset), module.EXPERIMENT.config())
 
 
 @pytest.mark.parametrize("n", [2, 4, 6])
