@@ -25,7 +25,7 @@ NAVIGATION = {
                   "docs/reference": "Columns and settings"},
     "Extend it": {"docs/add-a-trace-or-an-estimator": None, "CONTRIBUTING": None, "CONVENTIONS": None,
                   "CHANGELOG": None},
-    "Records": {"benchmarks/results/bar": None, "benchmarks/results/day": None,
+    "Records": {"benchmarks/results/bar": None,
                 "benchmarks/results/replay-60x14": "All tables of a cell replayed",
                 "benchmarks/results/replay-60x14-machines": "Machines of that cell packed",
                 "benchmarks/results/replay-50x6-machines": "Machines of a smaller cell packed",
