@@ -1,4 +1,4 @@
-"""Attacks a real service on loopback in every way of issue 18, and counts its answers: none may be a fault of it.
+"""Attacks a real service on loopback in many ways, and counts its answers: none may be a fault of it.
 
     python -m benchmarks.attack --model FOLDER
 

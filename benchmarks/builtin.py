@@ -10,7 +10,7 @@ record the same cluster, and measured on it, one hour ahead, at budgets of 1 and
 
 Each answer is that of a service: the model's own price, solved every hour from the curves of the last day, spends a
 part of the budget at first (`training/margins/own_price.py`) and is moved by outcomes (`training/margins/online.py`).
-Beside it stand
+Next to it stand
 
 - `own`: the own price of the whole budget without any outcome;
 - `hindsight`: one price set on the measured rows themselves, which no service can do;
@@ -231,11 +231,15 @@ def main() -> None:
     """Train, measure, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", type=Path, nargs="+", metavar="DATASET")
-    parser.add_argument("--family", action="append", default=[], help="NAME=NAME: record the same cluster.")
+    parser.add_argument("--family", action="append", default=[], metavar="NAME=NAME", help="Of the same cluster.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "builtin.json")
     parser.add_argument("--markdown", action="store_true", help="Print the table.")
     asked = parser.parse_args()
+    names = {path.resolve().name for path in asked.datasets}
+    for pair in asked.family:
+        if len(of := pair.split("=")) != 2 or not names.issuperset(of):
+            parser.error(f"--family {pair}: expected NAME=NAME of the datasets {', '.join(sorted(names))}")
     started = time.perf_counter()
     sources = {source.name: source for source in open_sources(asked.datasets)}
     for source in sources.values():

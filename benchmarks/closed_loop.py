@@ -38,6 +38,7 @@ from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.estimates import estimate_all
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.settings import ReplayConfig
+from reclaim.training.margins.margin import MARGIN_NAMES
 
 SLOTS_OF_FOUR_WEEKS = 28 * 288
 
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=4.0, help="length of the synthetic cell; a tenth is not tested")
     parser.add_argument("--machines", type=int, nargs="*", default=[100, 1_000, 10_000])
     parser.add_argument("--task-slots", type=float, default=1.5e8, help="most task-slots of one cell, roughly")
-    parser.add_argument("--margin", default="medium")
+    parser.add_argument("--margin", choices=MARGIN_NAMES, default="medium")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "closed-loop.json")
     arguments = parser.parse_args()
     path = arguments.dataset or synthetic(arguments.work, arguments.days)

@@ -4,7 +4,7 @@
 
 CELL is a dataset with features whose model was trained on the periods before the test, such as a composed cell of 30
 machines and 14 days with ``--set split.train_share=0.4 --set split.valid_share=0.2``. Two days into the test one of
-three changes begins; each is written as a dataset of its own below WORK, with features built afresh:
+three changes begins; each is written as a dataset of its own below WORK, with features of its own:
 
 usage
     What every task uses grows by half within a day, up to its limit.
@@ -28,6 +28,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -312,6 +313,8 @@ def main() -> None:
     cell, bundle, config = Dataset.open(asked.cell), load_model(asked.model), ReplayConfig(estimators=(), tune=False)
     change_us = FeatureSet.open(asked.cell).cuts_us[1] + _BEFORE_US
     results: dict[str, Any] = {
+        "command": f"python benchmarks/drift.py CELL --model MODEL --work WORK --changes {' '.join(asked.changes)}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "cell": {"windows": cell.n_windows, "fingerprint": cell.fingerprint},
         "model": Path(asked.model).name, "seed": asked.seed, "horizon_s": config.horizon_s, "within": WITHIN,
         "changes": {},

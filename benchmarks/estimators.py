@@ -44,7 +44,7 @@ def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=TASKS)
-    parser.add_argument("--only", nargs="*", default=list(ESTIMATORS))
+    parser.add_argument("--only", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS), metavar="ESTIMATOR")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "estimators.json")
     arguments = parser.parse_args()
     in_order, shuffled = np.arange(arguments.tasks), np.random.default_rng(0).permutation(arguments.tasks)
@@ -62,7 +62,9 @@ def main() -> None:
         lines.append(line)
         print(*(f"{key} {value}" for key, value in line.items() if not isinstance(value, list)), flush=True)
     content = {
-        "command": "python benchmarks/estimators.py" + f" --tasks {arguments.tasks}" * (arguments.tasks != TASKS),
+        "command": "python benchmarks/estimators.py"
+        + f" --tasks {arguments.tasks}" * (arguments.tasks != TASKS)
+        + f" --only {' '.join(arguments.only)}" * (arguments.only != list(ESTIMATORS)),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,6 +1,6 @@
 """Measures what is reclaimed per machine at equal violation: estimator of machines, sums of tasks, EuroSys'21.
 
-    python benchmarks/machines.py --composer TOOLS/compose_cell.py --donors DATA --work WORK [--sets cell-7 vms ...]
+    python benchmarks/machines.py --composer TOOLS/compose_cell.py --donors DATA --work WORK [--sets cell-7 azure ...]
     python benchmarks/machines.py --table                                         # of the results that are there
 
 Sets, each replayed one hour and a day ahead by `reclaim replay frontier`:
@@ -9,7 +9,7 @@ Sets, each replayed one hour and a day ahead by `reclaim replay frontier`:
   other VMs (`replay_cell.halve`). Nothing of the replayed cell is trained on; its first quarter sets margins.
 - `together-SEED`: the same where tasks move together (`--common 0.4 --service 0.1` of the composer).
 - `bitbrains`, `azure` and `bitbrains-alike`, `azure-alike`: recorded VMs, put on machines of 10 to 40 at random, or
-  beside those whose load moves like theirs. The movement is real, the grouping is not. Trained on earlier days.
+  with those whose load moves like theirs. The movement is real, the grouping is not. Trained on earlier days.
 
 A set's dataset, model and replays are folders below the work folder, each made once: run again after an interruption,
 the script makes the missing ones.
@@ -61,6 +61,10 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=200, help="bootstrap resamples behind each interval")
     parser.add_argument("--table", action="store_true", help="print the table and do nothing else")
     asked = parser.parse_args()
+    composed = any(name.partition("-")[0] not in GROUPED for name in asked.sets)
+    needed = ["donors", "work", *(["composer"] if composed else [])]
+    if not asked.table and (missing := [f"--{name}" for name in needed if getattr(asked, name) is None]):
+        parser.error(f"{', '.join(missing)}: needed to measure; --table prints the results that are there")
     if not asked.table:
         work = asked.work.resolve()
         work.mkdir(parents=True, exist_ok=True)

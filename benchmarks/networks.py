@@ -2,10 +2,10 @@
 
     python -m benchmarks.networks DATASET ... --way "" --way "fit.width=128 fit.depth=2" --seeds 1 2 --out FILE
 
-Each way is `reclaim train`'s settings with some set anew. One network per dataset, way and seed is fitted to training
-rows and stopped on validation rows. On these one price in hindsight keeps each budget; what is reclaimed at it is
-written, of every horizon and resource. The loss alone says little of budgets: it is of all thresholds, and a budget of
-0.1 % rests on the last ones. No row of a test period is read. A file that is there is gone on with.
+Each way is `reclaim train`'s settings with some of them changed. One network per dataset, way and seed is fitted to
+training rows and stopped on validation rows. On these one price in hindsight keeps each budget; what is reclaimed at it
+is written, of every horizon and resource. The loss alone says little of budgets: it is of all thresholds, and a budget
+of 0.1 % rests on the last ones. No row of a test period is read. A file that is there is gone on with.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     """Fit and measure what is not in the file, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="+", type=Path, metavar="DATASET")
-    parser.add_argument("--way", action="append", required=True, metavar="SETTINGS", help="The first is the yardstick.")
+    parser.add_argument("--way", action="append", required=True, metavar="SETTINGS", help="The first is the baseline.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--out", type=Path, required=True, help="File of JSON lines.")
     given = parser.parse_args()

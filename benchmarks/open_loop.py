@@ -92,12 +92,14 @@ Line = tuple[str, int, Took]
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machines", type=int, nargs="*", default=list(SIZES))
-    parser.add_argument("--only", nargs="*", default=list(ESTIMATORS))
-    parser.add_argument("--bundle", type=Path)
-    parser.add_argument("--jobs", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), help=f"multiples of {MACHINES_MADE}")
+    parser.add_argument("--only", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS), metavar="ESTIMATOR")
+    parser.add_argument("--bundle", type=Path, help="a learned estimator, whose scores are timed, too")
+    parser.add_argument("--jobs", action="store_true", help="the price search and a sweep, here and as jobs")
+    parser.add_argument("--out", type=Path, help="by default open-loop.json or open-loop-jobs.json of the results")
     arguments = parser.parse_args()
+    if uneven := [n for n in arguments.machines if n < MACHINES_MADE or n % MACHINES_MADE]:
+        parser.error(f"--machines: expected multiples of {MACHINES_MADE}, got {', '.join(map(str, uneven))}")
     results = Path(__file__).parent / "results"
     arguments.out = arguments.out or results / ("open-loop-jobs.json" if arguments.jobs else "open-loop.json")
     made = _made_up()
@@ -106,7 +108,7 @@ def main() -> None:
         for machines in arguments.machines:
             period, _ = _cell(_repeated(made, machines // MACHINES_MADE))
             sizes.append({"machines": machines, "task_windows": len(period.history), "lines": _as_jobs(period)})
-        _write(arguments.out, "--jobs --machines " + " ".join(map(str, arguments.machines)), {"sizes": sizes})
+        _write(arguments.out, _options(arguments), {"sizes": sizes})
         return
     for machines in arguments.machines:
         period, seconds = _cell(_repeated(made, machines // MACHINES_MADE))
@@ -116,7 +118,17 @@ def main() -> None:
     content: dict[str, object] = {"factors_of_a_sweep": len(FACTORS), "aims": AIMS, "sizes": sizes}
     if arguments.bundle is not None:
         content["scores_of_a_learned_estimator"] = _record(*_learned(made, arguments.bundle))
-    _write(arguments.out, "--bundle FOLDER" * (arguments.bundle is not None), content)
+    _write(arguments.out, _options(arguments), content)
+
+
+def _options(arguments: argparse.Namespace) -> str:
+    """Return the options of the command, where they are not the defaults."""
+    parts = ["--jobs"] if arguments.jobs else []
+    if arguments.machines != list(SIZES):
+        parts += ["--machines", *map(str, arguments.machines)]
+    if arguments.only != list(ESTIMATORS):
+        parts += ["--only", *arguments.only]
+    return " ".join([*parts, "--bundle FOLDER"] if arguments.bundle is not None else parts)
 
 
 def _write(out: Path, options: str, content: dict[str, object]) -> None:

@@ -40,12 +40,11 @@ BATCH = 50
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--pid", type=int, required=True)
+    parser.add_argument("--url", required=True, help="of the Prometheus")
+    parser.add_argument("--pid", type=int, required=True, help="of its process, on this machine")
     parser.add_argument("--days", type=float, default=14.0)
-    parser.add_argument("--end", required=True)
+    parser.add_argument("--end", required=True, help="of the history, as in `reclaim fetch prometheus`")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--skip", nargs="*", default=[], help="ways to leave out")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "prometheus-cost.json")
     arguments = parser.parse_args()
     access = Access(arguments.url)
@@ -61,7 +60,7 @@ def main() -> None:
         }
         rows = {
             way: measured(read, access, arguments.pid, arguments.repeat)
-            for way, read in ways.items() if way not in arguments.skip
+            for way, read in ways.items()
         }  # fmt: skip
         rows["everything"] = measured(
             lambda client: whole_fetch(client, config), access, arguments.pid, arguments.repeat
@@ -71,6 +70,8 @@ def main() -> None:
         stored = sum(path.stat().st_size for path in pieces)
         every = sum(len(row.value) for path in pieces for rows_ in read_piece(path).values() for row in rows_)
     result = {
+        "command": f"python benchmarks/prometheus_cost.py --url URL --pid PID --days {arguments.days:g} "
+        f"--end {arguments.end} --repeat {arguments.repeat}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}", "days": arguments.days, "containers": containers,
         "samples_of_usage": samples, "samples": every, "bytes_stored": stored, "krr_queries": len(asked),
         "repeat": arguments.repeat, "statistic": "median of the repetitions", "rows": rows,

@@ -80,7 +80,8 @@ def main() -> None:
         assert again_s == at_s  # the last slot is folded again
         kept = (Path(name) / FOLD).stat().st_size
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    result = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "slots": arguments.slots, "statistic": "median of the slots",
+    result = {"command": f"python -m benchmarks.prometheus_feed HISTORY --url URL --pid PID --slots {arguments.slots}",
+              "date": f"{datetime.now(UTC):%Y-%m-%d}", "slots": arguments.slots, "statistic": "median of the slots",
               "history_windows": fed, "history_s": fed_s, "start_s": again_took_s, "kept_bytes": kept,
               **medians}  # fmt: skip
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")

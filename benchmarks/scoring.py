@@ -118,7 +118,8 @@ def main() -> None:
     print(json.dumps(lines[-1]), flush=True)
     if asked.out is not None:
         results = {
-            "command": f"python benchmarks/scoring.py {asked.bundle.name}" + " --beside MODEL" * (len(bundles) > 1),
+            "command": f"python benchmarks/scoring.py {asked.bundle.name}" + " --beside MODEL" * (len(bundles) > 1)
+            + f" --tasks {asked.tasks} --threads {asked.threads}",
             "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": tracking.git_commit(), "threads": asked.threads,
             "models": [bundle.kind for bundle in bundles], "lines": lines,
         }  # fmt: skip

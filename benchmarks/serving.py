@@ -1,7 +1,7 @@
 """Measures the service under load, next to the same model in a plain FastAPI route, in one run on one machine.
 
     python benchmarks/serving.py --model reclaim@champion --out benchmarks/results/serving.json
-    python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/memory.json
+    python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/serving-memory.json
     python benchmarks/serving.py --model reclaim@champion --machines --out benchmarks/results/serving-machines.json
     python benchmarks/serving.py --model builtin --size 100000 250000 --out benchmarks/results/serving-size.json
 
@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs="+", metavar="TASKS", help="memory, slots and starts of such cells")
     parser.add_argument("--slots", type=int, default=12, help="slots that --size writes")
     parser.add_argument("--no-snapshots", action="store_true", help="--size: the service makes none, to save memory")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true", help="everything once, too briefly for a measurement")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.tasks, arguments.seconds, arguments.rounds = arguments.tasks or 2_000, 0.3, 1

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -79,11 +80,20 @@ def write(path: Path, cells: list[dict[str, Any]]) -> None:
     print(f"wrote {path}", flush=True)
 
 
+def cell_name(text: str) -> str:
+    """Return the name of a cell that ``--cells`` gives."""
+    if not re.fullmatch(r"\d+x\d+(\.\d+)?(-parquet)?", text):
+        raise argparse.ArgumentTypeError(f"expected MACHINESxDAYS or MACHINESxDAYS-parquet, got {text!r}")
+    return text
+
+
 def main() -> None:
     """Run the stages of every cell and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--cells", nargs="+", default=["30x12", "300x12"], metavar="MACHINESxDAYS[-parquet]")
+    parser.add_argument(
+        "--cells", nargs="+", type=cell_name, default=["30x12", "300x12"], metavar="MACHINESxDAYS[-parquet]"
+    )
     parser.add_argument("--keep", action="store_true", help="Keep what the stages wrote.")
     parser.add_argument("--out", type=Path, default=RESULTS / "sizes.json")
     given = parser.parse_args()

@@ -43,6 +43,9 @@ def main() -> None:
     parser.add_argument("--fresh", action="append", default=[], help="folder to remove before each run")
     parser.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
+    for tree in given.trees:
+        if not (tree / "src" / "reclaim").is_dir():  # else the installed package would be timed in its place
+            parser.error(f"{tree}: no checkout of reclaim, it holds no src/reclaim")
     seconds: list[list[float]] = [[], []]
     for pair in range(given.pairs + 1):
         for number in (0, 1) if pair % 2 else (1, 0):
