@@ -173,7 +173,7 @@ def table(content: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table: at each rate the estimator of machines, the best sum and the best predictor."""
     yield (
         "| set | horizon | resource | budget | machine | bound | best sum of tasks | best of EuroSys'21 and others "
-        "| oracle | machine less the best of those | violation, following |"
+        "| oracle | machine less the best not of the model | violation, following |"
     )
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for key, one in sorted(content["sets"].items()):
