@@ -11,6 +11,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -123,6 +124,19 @@ def test_links_of_every_document_have_targets_and_anchors() -> None:
                 assert anchor in _anchors(path) or "<!-- generated" in path.read_text(), (
                     f"{page.name}: {target}#{anchor}"
                 )
+
+
+def test_every_benchmark_and_every_result_is_quoted_by_a_page_or_the_log() -> None:
+    folder = ROOT / "benchmarks"
+    text = "\n".join(page.read_text() for page in [*PAGES, folder / "LOG.md"])
+    named = set(re.findall(r"[\w.*-]+\.(?:jsonl?|md|svg|png)\b", text))
+    results = [path.name for path in (folder / "results").rglob("*") if path.is_file()]
+    assert [name for name in results if not any(fnmatch(name, pattern) for pattern in named)] == []
+    scripts = {path.stem: path.read_text() for path in folder.glob("*.py")}
+    others = {stem: text + "".join(code for other, code in scripts.items() if other != stem) for stem in scripts}
+    assert [
+        stem for stem in scripts if not re.search(rf"\b(?:{stem}\.py|benchmarks\.{stem}|from {stem})\b", others[stem])
+    ] == []
 
 
 def _anchors(page: Path) -> set[str]:
