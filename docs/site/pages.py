@@ -29,6 +29,7 @@ NAVIGATION = {
                 "benchmarks/results/replay-60x14": "All tables of a cell replayed",
                 "benchmarks/results/replay-60x14-machines": "Machines of that cell packed",
                 "benchmarks/results/replay-50x6-machines": "Machines of a smaller cell packed",
+                "benchmarks/results/what-if-machines": "Fewest machines of six cells",
                 "benchmarks/LOG": None},
 }  # fmt: skip
 """Caption, page and, where its own title would be too long or unclear, the name that the navigation shows."""
