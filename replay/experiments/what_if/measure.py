@@ -284,7 +284,9 @@ EXPERIMENT: Final = Experiment(
     config=WhatIfConfig,
     measure=measure,
     page=page,
-    summary=lambda results: summary_table(results).without("margin", "of the cell", "kills per 1,000 task-days"),
+    summary=lambda results: summary_table(results).without(
+        "margin", "of the cell", "kills per 1,000 task-days", "peaks passed"
+    ),
     figures={"against_machines": against_machines},
     runs=runs,
     columns=COLUMNS,

@@ -100,17 +100,21 @@ def page(results: Results) -> dict[str, Any]:
 def summary_table(results: Results) -> Table:
     """Return the fewest machines under the best estimator of each kind, Borg's and without reclamation.
 
-    Of estimators with a budget of machine peaks those that kept it come first.
+    Of estimators with a budget of machine peaks those that kept it come first. Peaks passed are of the resource of
+    which more were.
     """
-    passed = {f"{r} peaks passed": f"machines_over_{r}" for r in RESOURCES}
     columns = {"machines": "fewest", "of the cell": "share", "saved": "saved", "kills per 1,000 task-days": KILLS,
-               "waiting": PENDING, **passed, "verdict": "verdict"}  # fmt: skip
-    rows = tuple((role, one["name"], one["margin"], *map(one.get, columns.values())) for role, one in _answers(results))
+               "waiting": PENDING, "peaks passed": "passed", "verdict": "verdict"}  # fmt: skip
+    rows = tuple(
+        (role, _short(one["name"]) if role in BY_MACHINE else one["name"], one["margin"],
+         *map(one.get, columns.values()))
+        for role, one in _answers(results)
+    )  # fmt: skip
     caption = f"Fewest machines within both budgets, of {results['cell']['machines']:,} in the cell"
     return Table(
         ("role", "estimator", "margin", *columns),
         rows,
-        frozenset({"of the cell", "saved", "waiting", *passed}),
+        frozenset({"of the cell", "saved", "waiting", "peaks passed"}),
         caption,
     )
 
@@ -123,7 +127,8 @@ def _answers(results: Results) -> list[tuple[str, dict[str, Any]]]:
         kind: next((one for one in ranked if one["kind"] == kind), None) for kind in COMPARED
     }
     roles["Borg"] = next((one for one in every if one["name"] == REFERENCE), None)
-    kept = sorted(ranked, key=lambda one: _passes(one, results["asked"]["peaks_budget"]))
+    most = KEPT * results["asked"]["peaks_budget"]
+    kept = sorted(ranked, key=lambda one: (one["fewest"] is None, (one["passed"] or 0.0) > most))
     roles |= {kind: next((one for one in kept if one["kind"] == kind), None) for kind in BY_MACHINE}
     roles["no reclamation"] = next((one for one in every if one["kind"] == LIMIT), None)
     told = {one["name"]: (role, one) for role, one in reversed(roles.items()) if one is not None}
@@ -143,14 +148,15 @@ def _answer(results: Results, estimator: Mapping[str, Any]) -> dict[str, Any]:
         "saved": None if fewest is None or without is None else 1 - fewest / without,
         KILLS: there[KILLS],
         PENDING: there[PENDING],
-        **{f"machines_over_{r}": there[f"machines_over_{r}"] for r in RESOURCES},
+        "passed": max((share for r in RESOURCES if (share := there[f"machines_over_{r}"]) is not None), default=None),
         "verdict": "fits" if fits else "does not fit",
     }
 
 
-def _passes(answer: Mapping[str, Any], budget: float) -> bool:
-    """Return whether more machine peaks were passed than the budget allows, with room for chance."""
-    return any((answer[f"machines_over_{r}"] or 0.0) > KEPT * budget for r in RESOURCES)
+def _short(name: str) -> str:
+    """Return ``reclaim/2`` of ``reclaim/2 (machine)``, and ``reclaim/2, held`` of ``reclaim/2 (machine, held)``."""
+    of, _, kind = name.removesuffix(")").rpartition(" (")
+    return ", ".join([of, *kind.split(", ")[1:]])
 
 
 def _points(estimator: Mapping[str, Any]) -> Table:

@@ -255,6 +255,23 @@ def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -
     assert EXPERIMENT.runs(tried)[0].metrics["saved_share"] is None
 
 
+def test_the_summary_shows_the_fewest_machines_of_those_that_kept_the_budget_of_peaks() -> None:
+    def tried(way: str, fewest: int | None, passed: float) -> dict[str, Any]:
+        point = {**_point(0.0, 0.0), "machines": 9, "machines_over_cpu": 0.0, "machines_over_memory": passed}
+        name, points = f"a/1 (machine{way})", [{**point, "machines": fewest or 9}]
+        return {"name": name, "kind": LEARNED_MACHINE, "margin": "aggressive", "fewest": fewest, "points": points}
+
+    def shown(*estimators: dict[str, Any]) -> tuple[object, ...]:
+        asked = {"searched": False, "peaks_budget": 0.01}
+        row = summary_table({"cell": {"machines": 9}, "asked": asked, "estimators": estimators}).as_records()[0]
+        return row["estimator"], row["machines"], row["peaks passed"]
+
+    over, kept, wide = tried("", 5, 0.02), tried(", following", 6, 0.0125), tried(", held", 7, 0.0)
+    assert shown(over, kept, wide) == ("a/1, following", 6, 0.0125)
+    assert shown(over, wide) == ("a/1, held", 7, 0.0)
+    assert shown(over, tried(", held", None, 0.0)) == ("a/1", 5, 0.02)  # one that fits on none comes last
+
+
 def test_of_named_numbers_of_machines_no_more_is_said_than_was_tried(cell_dataset: Path) -> None:
     config = WhatIfConfig(estimators=("borg",), machines=(8, 6))
     found = measure(_source(cell_dataset), config)
