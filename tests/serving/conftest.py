@@ -67,12 +67,15 @@ def clock_of_a_trace() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
     """Give the whole BentoML application in this process, its start-up done; its settings are gone by then."""
+    from reclaim.serving.models.keeper import ModelKeeper
+
     with ExitStack() as running:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RECLAIM_BUNDLE", str(bundle_folder))
             patch.setenv("RECLAIM_MODEL", "reclaim@champion")
             patch.setenv("RECLAIM_MODEL_VERSION", "3")
-            patch.setenv("RECLAIM_WATCH_S", "86400")  # a champion of the folder that tests run in is not its own
+            # a champion of the folder that tests run in, as the demo leaves one there, is not its own
+            patch.setattr(ModelKeeper, "watch", lambda _: None)
             with warnings.catch_warnings():
                 # starlette 1.10 prefers a successor of httpx that BentoML does not use
                 warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
