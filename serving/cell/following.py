@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT, code_field
+from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
@@ -127,7 +128,7 @@ class Following:
     def __init__(self, scorer: Scorer, number: int = 1, threads: int = 1, at_once: float = AT_ONCE) -> None:
         self._scorer, self.number = scorer, number
         self._online = OnlineMargins(scorer.prices, scorer.budgets, scorer.horizon_s, own=scorer.own_price)
-        self._online.threads = threads
+        self._online.threads = self._threads = threads
         self._machines = MachinePeaks(scorer, at_once=at_once)
         self.of = f"{number} {whose(scorer, at_once)}"
         self._rungs = np.zeros(1, _RUNGS)
@@ -169,11 +170,16 @@ class Following:
     def _held(self, steps: Steps, last: Windows) -> NDArray[np.float64]:
         """Return the guarded reservations; shape (k, len(BUDGETED), n_resources)."""
         out = np.empty((len(last), len(BUDGETED), last.limit.shape[1]))
-        limit = np.ascontiguousarray(last.limit)
-        _hold(
-            *steps, self._rungs, tier_key(last.tier), demand(last), limit, young_runs(last), TABLE,
-            np.empty(N_THRESHOLDS, np.float32), out,
-        )  # fmt: skip
+        tier, now, limit, young = tier_key(last.tier), demand(last), np.ascontiguousarray(last.limit), young_runs(last)
+
+        def hold(part: int, parts: int) -> None:
+            some = slice(len(out) * part // parts, len(out) * (part + 1) // parts)
+            _hold(
+                steps.rises[some], steps.now[some], self._rungs, tier[some], now[some], limit[some], young[some], TABLE,
+                np.empty(N_THRESHOLDS, np.float32), out[some],
+            )  # fmt: skip
+
+        in_parts(hold, len(out), self._threads)
         return out
 
     def resize(self, scorer: Scorer) -> None:
