@@ -103,6 +103,18 @@ def test_a_history_in_time_order_is_served_as_it_is_replayed(how: str, bundle: B
     assert any(price.now > 1.1 * price.start for price in cell_prices(prices))
 
 
+def test_prices_do_not_depend_on_the_number_of_threads(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = served(bundle, cell())
+    monkeypatch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 2)
+    memory = Memory(SETTINGS, bundle)
+    memory.tracker.promote(memory.scorer, Following(memory.scorer, threads=3))
+    for pieces in cell().slots:
+        for piece in pieces:
+            memory.write(piece)
+    assert_same_prices(memory, expected)
+    assert any(price.now > 1.1 * price.start for price in cell_prices(memory.tracker.prices))
+
+
 def test_switched_off_the_prices_of_the_model_stay(bundle: Bundle) -> None:
     memory = served(bundle, cell(), FIXED)
     assert memory.tracker.prices.now == bundle.prices
