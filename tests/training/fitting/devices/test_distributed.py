@@ -109,11 +109,16 @@ def killed_after_the_first(train: Rows, valid: Rows, checkpoints: Path) -> None:
 
 
 def _torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words],
-        cwd=cwd, env={k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"},
-        capture_output=True, text=True, timeout=1_200, check=False,
-    )  # fmt: skip
+    """Run two ranks; again where gloo does not reach the port of the other one, which a busy machine makes happen."""
+    for _ in range(4):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words],
+            cwd=cwd, env={k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"},
+            capture_output=True, text=True, timeout=1_200, check=False,
+        )  # fmt: skip
+        if "Gloo connectFullMesh failed" not in done.stderr:
+            break
+    return done
 
 
 def _close(mine: dict[str, Tensor], theirs: dict[str, Tensor], prefix: str, far: float) -> None:
