@@ -221,7 +221,7 @@ def working_folder(folder: Path, busy: Exception) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if [path.name for path in folder.iterdir()] == [_LOCK]:
+            if {path.name for path in folder.glob("*")} <= {_LOCK}:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
