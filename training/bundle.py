@@ -39,7 +39,7 @@ _HELD_OUT: Final = "held_out"
 """Folder of the forecaster of the training rows alone."""
 ORIGIN_FILE: Final = "origin.json"
 """In a copied bundle: name, version and training run of the registered model that it is a copy of."""
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
 
@@ -292,9 +292,7 @@ def _price_of(name: str, facts: Mapping[str, Any], given: Mapping[str, bool]) ->
 
 def _curve_of(facts: Mapping[str, Any]) -> MachineCurve:
     weights = facts["weights"]
-    return MachineCurve(
-        tuple(facts["margins"]), None if weights is None else tuple(weights), facts.get("together", 0.0)
-    )
+    return MachineCurve(tuple(facts["margins"]), None if weights is None else tuple(weights), facts["together"])
 
 
 def output_names(forecaster: Forecaster) -> list[str]:

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.training.fitting.held_out import HeldOut
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
-from reclaim.training.machines.fit import MachineRows, fit_curve, join_rows
-from reclaim.training.machines.snapshots import lay_out_cell, slot_s_of
+from reclaim.training.machines.fit import FEWEST, MOST, MachineRows, fit_curve, join_rows
+from reclaim.training.machines.regroup import regroup
+from reclaim.training.machines.snapshots import Snapshots, lay_out_cell, slot_s_of
 from reclaim.training.margins.margin import Budgets
+
+Ids = NDArray[np.int64]
 
 
 def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets) -> dict[int, Curves]:
@@ -28,30 +32,44 @@ def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets) ->
     """
     fitted = {}
     for horizon_s in horizons_s:
-        seen = machine_rows(valid, horizon_s)
+        seen, regrouped = machine_rows(valid, horizon_s)
         allowed = (budgets.baseline, budgets.aggressive)
-        curves = [fit_curve(rows, allowed) if rows else bound for rows, bound in zip(seen, BOUND, strict=True)]
-        fitted[horizon_s] = tuple(curves)
+        fitted[horizon_s] = tuple(
+            fit_curve(rows, allowed, others) if rows else bound
+            for rows, others, bound in zip(seen, regrouped, BOUND, strict=True)
+        )
     return fitted
 
 
-def machine_rows(valid: HeldOut, horizon_s: int) -> list[MachineRows | None]:
-    """Return, by resource, the snapshots of the machines of all sources; None where there is none.
+def machine_rows(valid: HeldOut, horizon_s: int) -> tuple[list[MachineRows | None], list[MachineRows | None]]:
+    """Return, by resource, the snapshots of the machines of all sources, and those of the same tasks regrouped.
 
-    A machine's tasks are those of the rows: where some collections are kept for the test, it is judged as if it ran the
-    others alone.
+    None where there is none, and where nothing is fitted to those regrouped. A machine's tasks are those of the rows:
+    where some collections are kept for the test, it is judged as if it ran the others alone.
     """
     estimator = MachineEstimator(BOUND, horizon_s, valid.mean_limit)
     terms = estimator.terms(valid.forecast, valid.x, valid.windows)
-    parts: list[list[MachineRows]] = [[] for _ in RESOURCES]
-    ends = np.cumsum([0, *valid.rows])
-    for low, high in pairwise(ends):
-        windows = valid.windows.take(np.arange(low, high))
-        if not len(windows):
-            continue
-        slot_us = slot_s_of(windows) * 1_000_000
-        for r, mean_limit in enumerate(estimator.mean_limit):
-            at = lay_out_cell(windows, r, slot_us, horizon_s)
-            if at is not None:
-                parts[r].append(MachineRows(at.total(terms[low + at.rows, r]), at.peak, at.machine, mean_limit))
-    return [join_rows(of) if of else None for of in parts]
+    sources = [np.arange(low, high) for low, high in pairwise(np.cumsum([0, *valid.rows])) if low < high]
+
+    def laid_out(r: int) -> tuple[MachineRows | None, MachineRows | None]:
+        def seen(rows: Ids, at: Snapshots, machine: Ids) -> MachineRows:
+            return MachineRows(at.total(terms[rows[at.rows], r]), at.peak, machine, estimator.mean_limit[r])
+
+        cells = []
+        for rows in sources:
+            windows = valid.windows.take(rows)
+            slot_us = slot_s_of(windows) * 1_000_000
+            if (at := lay_out_cell(windows, r, slot_us, horizon_s)) is not None:
+                cells.append((rows, windows, slot_us, at))
+        own = [seen(rows, at, at.machine) for rows, _, _, at in cells]
+        if sum(map(len, own)) < FEWEST:
+            return (join_rows(own) if own else None), None
+        others = [
+            seen(rows, other, machine)
+            for rows, windows, slot_us, at in cells
+            for other, machine in regroup(windows, at, slot_us, horizon_s, MOST)
+        ]
+        return join_rows(own), join_rows(others) if others else None
+
+    each = [laid_out(r) for r in range(len(RESOURCES))]
+    return [own for own, _ in each], [others for _, others in each]

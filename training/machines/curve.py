@@ -33,8 +33,8 @@ INPUTS: Final = ("limit", "usage", "mean", "newcomers", "size", *(f"bandwidth{ra
 N_INPUTS: Final = len(INPUTS)
 EXCEEDED: Final = tuple(float(f"{p:.3g}") for p in np.geomspace(0.5, 1e-4, 38))
 """Probabilities at which a curve is kept, falling."""
-_FLOOR: Final = 0.01
-"""Least location, as a share of the limits, that a margin is a share of."""
+_TAIL: Final = -math.log(EXCEEDED[-1])
+"""Exponent of the bound that the spread of a set reaches to: that of the smallest probability kept."""
 COMPILED: Final = np.dtype(
     [
         ("rate", "f8"), ("together", "f8"), ("fitted", "?"), ("weights", "f8", (N_INPUTS,)),
@@ -58,7 +58,9 @@ class MachineCurve:
     probability of 1e-8. Either says that the amount is
     passed with that probability. The tasks of a machine do neither; so the exponents at ``EXCEEDED`` are of peaks seen.
 
-    With weights the amount is ``location * (1 + margin)``, the location linear in ``INPUTS``.
+    With weights the amount is ``location + margin * spread``, the location linear in ``INPUTS``. The spread is the
+    first bound at the last of ``EXCEEDED``, less the sum of the means of the tasks. A margin that is a share of the
+    location adds as much where little is uncertain (``benchmarks/LOG.md``, 2026-11-27).
 
     Attributes
     ----------
@@ -174,7 +176,22 @@ def _location(s: Any, of: Any) -> Any:
     total = 0.0
     for k in range(len(of.weights)):
         total += of.weights[k] * _input(s, k)
-    return max(total, _FLOOR * s[T_LIMIT])
+    return total
+
+
+@numba.njit(inline="always")
+def _independent(s: Any, exponent: float, of: Any) -> Any:
+    """Return Chernoff's bound of independent tasks."""
+    amount, t = math.inf, of.rate
+    for j in range(T_BAND, len(s)):
+        amount = min(amount, s[j] + exponent / t)
+        t *= 2.0
+    return amount
+
+
+@numba.njit(inline="always")
+def _spread(s: Any, of: Any) -> Any:
+    return _independent(s, _TAIL, of) - s[T_MEAN]
 
 
 @numba.njit(inline="always")
@@ -189,12 +206,9 @@ def reserve(s: Any, margin: float, of: Any) -> Any:
     of : record of COMPILED
     """
     if of.fitted:
-        peak = _location(s, of) * (1.0 + margin)
+        peak = _location(s, of) + margin * _spread(s, of)
     else:
-        peak, t = math.inf, of.rate
-        for j in range(T_BAND, len(s)):
-            peak = min(peak, s[j] + margin / t)
-            t *= 2.0
+        peak = _independent(s, margin, of)
         if of.together > 0:
             k = 1
             while k < len(_EXPONENTS) - 1 and margin > _EXPONENTS[k]:
@@ -216,8 +230,7 @@ def _scores(sums: Any, amount: Any, of: Any, out: Any) -> None:
         s = sums[i]
         wanted = amount[i] - s[T_HELD]
         if of.fitted:
-            place = _location(s, of)
-            out[i] = wanted / place - 1.0 if place > 0 else 0.0
+            out[i] = (wanted - _location(s, of)) / _spread(s, of)
         else:
             out[i] = _exponent(s, wanted, of)
 

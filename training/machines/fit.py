@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no type information
 
 from reclaim.training.machines.curve import N_INPUTS, MachineCurve, inputs_of
 from reclaim.training.machines.terms import T_HELD, T_LIMIT
@@ -19,7 +20,7 @@ LEVEL: Final = 0.98
 """Level of the quantile that the location is fitted at. Nearer to the budgets it would rest on few peaks, and carry
 over to other cells badly; the margin makes up for the rest."""
 FEWEST: Final = 5_000
-"""Snapshots below which nothing is fitted."""
+"""Snapshots of the machines themselves below which nothing is fitted."""
 MOST: Final = 60_000
 """Snapshots that are fitted to at most, evenly drawn: neighbours in time say much the same."""
 _SMOOTH: Final = (0.02, 0.004, 0.001)
@@ -42,6 +43,8 @@ class MachineRows:
     sums : float64, shape (n, N_TERMS)
     peak : float64, shape (n,)
     machine : int64, shape (n,)
+        Those of even numbers are one half of the machines, those of odd ones the other: a location that is fitted to
+        either is judged by the other.
     mean_limit : float
         Of the cell's tasks, which the sums were made with.
     """
@@ -69,8 +72,11 @@ class MachineRows:
 
 
 def join_rows(parts: Sequence[MachineRows]) -> MachineRows:
-    """Return the snapshots of all parts, whose machines are different ones; they share a mean limit."""
-    firsts = np.cumsum([0, *(int(part.machine.max(initial=-1)) + 1 for part in parts)])
+    """Return the snapshots of all parts, whose machines are different ones; they share a mean limit.
+
+    Each machine stays in its half.
+    """
+    firsts = 2 * np.cumsum([0, *(int(part.machine.max(initial=-1)) // 2 + 1 for part in parts)])
     return MachineRows(
         np.concatenate([part.sums for part in parts]),
         np.concatenate([part.peak for part in parts]),
@@ -79,31 +85,39 @@ def join_rows(parts: Sequence[MachineRows]) -> MachineRows:
     )
 
 
-def fit_curve(rows: MachineRows, budgets: Sequence[float]) -> MachineCurve:
+def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRows | None = None) -> MachineCurve:
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
     The fitted location is judged by peaks of machines that it was not fitted to. With fewer than ``FEWEST`` snapshots
     nothing is fitted; with too few for the smallest budget the bound keeps its own exponents.
+
+    Parameters
+    ----------
+    rows : MachineRows
+        Margins are set on them, and the choice is made by them.
+    budgets : sequence of float
+    regrouped : MachineRows or None
+        Snapshots of the same tasks put on other machines (``regroup``), which the location is fitted to as well.
     """
     if len(rows) * min(budgets) < 1:
         return MachineCurve()
     bounds = [MachineCurve(together=share) for share in TOGETHER]
     curves = [bound.with_margins(rows.scores(bound)) for bound in bounds]
     if len(rows) >= FEWEST:
-        curves.append(_cross_fitted(rows))
+        curves.append(_cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped])))
     gains = [sum(rows.reclaimed(curve, curve.margin(b)) for b in budgets) / len(budgets) for curve in curves]
     best = int(np.argmax(gains))
     return curves[best] if gains[best] > gains[0] + _GAIN else curves[0]
 
 
-def _cross_fitted(rows: MachineRows) -> MachineCurve:
-    """Return the curve fitted to all machines, with the margins of those halves that the other half's fit foresaw."""
-    half = rows.machine % 2 == 0
+def _cross_fitted(rows: MachineRows, learned: MachineRows) -> MachineCurve:
+    """Return the curve fitted to all that is learned from, with the margins of those halves the other's fit foresaw."""
+    odd, of_odd = rows.machine % 2 == 1, learned.machine % 2 == 1
     scores = np.empty(len(rows))
-    for mine in (half, ~half):
-        others = rows if mine.all() or not mine.any() else rows.take(~mine)
-        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(others)))
-    return MachineCurve(weights=_weights(rows)).with_margins(scores)
+    for mine, others in ((odd, ~of_odd), (~odd, of_odd)):
+        known = learned.take(others) if others.any() else learned
+        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(known)))
+    return MachineCurve(weights=_weights(learned)).with_margins(scores)
 
 
 def _weights(rows: MachineRows) -> tuple[float, ...]:
@@ -126,6 +140,8 @@ def _weights(rows: MachineRows) -> tuple[float, ...]:
         return float(weight @ value + _RIDGE * step @ step), gradient
 
     step = np.zeros(N_INPUTS)
-    for width in _SMOOTH:
-        step = minimize(loss, step, args=(width,), jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+    # one thread: the same bits on any number of cores, and no waiting of two for each other where cores are shared
+    with threadpool_limits(1, "blas"):
+        for width in _SMOOTH:
+            step = minimize(loss, step, args=(width,), jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
     return tuple((step / scale).tolist())

@@ -12,10 +12,13 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.training.bundle import Bundle, load_bundle, save_bundle
+from reclaim.training.fitting import machine_fit
 from reclaim.training.fitting.held_out import HeldOut, held_out
 from reclaim.training.fitting.machine_fit import fit_machines, machine_rows
 from reclaim.training.fitting.sources import Source
 from reclaim.training.machines.estimator import BOUND
+from reclaim.training.machines.regroup import SIZES
+from reclaim.training.machines.terms import T_LIMIT
 from reclaim.training.margins.margin import Budgets
 
 TASKS, WINDOWS, MACHINES = 24, 400, 3
@@ -54,8 +57,9 @@ def test_a_snapshot_is_of_all_tasks_of_a_machine_and_its_peak_lies_within_the_pe
     source: Source, bundle: Bundle
 ) -> None:
     valid = valid_of(bundle, source)
-    cpu, memory = machine_rows(valid, 3_600)
+    (cpu, memory), regrouped = machine_rows(valid, 3_600)
     assert memory is None  # no limit of it
+    assert regrouped == [None, None]  # too few to fit anything
     assert cpu is not None
     tasks = len({*valid.windows.collection_id.tolist()})
     windows = len(valid) // tasks
@@ -65,11 +69,27 @@ def test_a_snapshot_is_of_all_tasks_of_a_machine_and_its_peak_lies_within_the_pe
     assert (cpu.peak <= cpu.sums[:, 0]).all()
 
 
+def test_tasks_of_every_source_are_regrouped_where_there_are_snapshots_enough_to_fit(
+    source: Source, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_fit, "FEWEST", 2)
+    valid = valid_of(bundle, source, source_of(tmp_path / "raw", seed=2))
+    (own, _), (regrouped, none) = machine_rows(valid, 3_600)
+    assert none is None
+    assert own is not None
+    assert regrouped is not None
+    times = len(own) // (2 * MACHINES)
+    # of each source as many machines twice, half as many and twice as many, some of them without a task
+    assert 2 * 4 * times < len(regrouped) <= 2 * (2 * MACHINES + MACHINES // 2 + 2 * MACHINES + 3) * times
+    every = len(SIZES) * own.sums[:, T_LIMIT].sum()
+    assert regrouped.sums[:, T_LIMIT].sum() == pytest.approx(every)  # each task is on one machine of each regrouping
+
+
 def test_nothing_after_the_validation_period_changes_what_is_fitted(
     source: Source, bundle: Bundle, tmp_path: Path
 ) -> None:
     other = source_of(tmp_path / "raw", seed=1, later=1.6)
-    (cpu, _), (changed, _) = (machine_rows(valid_of(bundle, one), 3_600) for one in (source, other))
+    (cpu, _), (changed, _) = (machine_rows(valid_of(bundle, one), 3_600)[0] for one in (source, other))
     assert cpu is not None
     assert changed is not None
     np.testing.assert_array_equal(cpu.peak, changed.peak)
@@ -79,11 +99,11 @@ def test_nothing_after_the_validation_period_changes_what_is_fitted(
 def test_machines_of_two_sources_are_all_there_in_the_unit_of_their_mean_limits(
     source: Source, bundle: Bundle, tmp_path: Path
 ) -> None:
-    both = machine_rows(valid_of(bundle, source, source_of(tmp_path / "raw", seed=2)), 3_600)[0]
-    alone = machine_rows(valid_of(bundle, source), 3_600)[0]
+    both = machine_rows(valid_of(bundle, source, source_of(tmp_path / "raw", seed=2)), 3_600)[0][0]
+    alone = machine_rows(valid_of(bundle, source), 3_600)[0][0]
     assert both is not None
     assert alone is not None
-    assert set(both.machine.tolist()) == set(range(2 * MACHINES))
+    assert set(both.machine.tolist()) == {0, 1, 2, 4, 5, 6}  # each in its half
     assert both.mean_limit == 1.0
     np.testing.assert_allclose(both.peak[: len(alone)], alone.peak)  # here the mean limit is one
 

@@ -96,14 +96,17 @@ def test_the_score_of_an_amount_is_the_least_margin_at_which_it_is_reserved(
     np.testing.assert_allclose(curve.peak(sums, score[0], 1.0), amount, rtol=1e-9)
 
 
-def test_a_fitted_location_by_hand_and_its_guards() -> None:
+def test_a_fitted_location_and_its_spread_by_hand_and_its_guards() -> None:
     sums = np.zeros((3, N_TERMS))
     sums[:, T_LIMIT], sums[:, T_USAGE], sums[:, T_MEAN] = 10.0, [2.0, 2.0, 4.0], [4.0, 4.0, 2.0]
     sums[:, T_HELD] = [0.0, 5.0, 0.0]
+    sums[:, T_BAND:] = sums[:, T_MEAN, None] + 1.0
     np.testing.assert_allclose(FITTED.peak(sums, 0.0, 1.0), [3.0, 8.0, 4.0])  # held at the limit; never below usage
-    np.testing.assert_allclose(FITTED.peak(sums, 0.5, 1.0), [4.5, 9.5, 4.5])
+    spread = 1.0 + math.log(10_000) / RATES[-1]  # the bound at 1 in 10,000, which is that of the largest rate
+    more = 2.0 * spread
+    np.testing.assert_allclose(FITTED.peak(sums, 2.0, 1.0), [3.0 + more, 8.0 + more, 3.0 + more])
     np.testing.assert_allclose(FITTED.peak(sums, 9.0, 1.0), [10.0, 15.0, 10.0])  # never above the limits
-    np.testing.assert_allclose(FITTED.score(sums, np.array([4.5, 9.5, 4.5]), 1.0), 0.5)
+    np.testing.assert_allclose(FITTED.score(sums, np.array([3.0, 8.0, 3.0]) + more, 1.0), 2.0)
 
 
 def test_inputs_are_over_the_limits() -> None:

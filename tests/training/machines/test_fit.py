@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reclaim.training.machines import fit
-from reclaim.training.machines.curve import MachineCurve
+from reclaim.training.machines.curve import INPUTS, MachineCurve
 from reclaim.training.machines.fit import MachineRows, fit_curve, join_rows
 from reclaim.training.machines.terms import (
     N_TERMS,
@@ -102,6 +102,8 @@ def test_machines_of_two_sources_stay_different_ones() -> None:
     both = join_rows([machines(30), machines(20, seed=1)])
     assert both.machine.tolist() == [*(np.arange(30) % 10), *(np.arange(20) % 10 + 10)]
     assert len(both) == 50
+    three = machines(3)
+    assert join_rows([three, three]).machine.tolist() == [0, 1, 2, 4, 5, 6]  # each in its half
     np.testing.assert_array_equal(both.take(np.arange(30, 50)).peak, machines(20, seed=1).peak)
 
 
@@ -110,3 +112,27 @@ def test_the_pinball_loss_is_least_where_a_fiftieth_is_above() -> None:
     weights = fit._weights(rows)
     location = MachineCurve(weights=weights)
     assert (rows.scores(location) > 0).mean() == pytest.approx(1 - fit.LEVEL, abs=0.01)  # rounded off
+
+
+def test_what_regrouped_tasks_tell_is_learned_and_margins_are_those_of_the_machines_themselves() -> None:
+    own = machines(8_000)
+    few = own.take(np.argsort(np.abs(own.sums[:, T_USAGE] / own.sums[:, T_LIMIT] - 0.3), kind="stable")[:6_000:2])
+    alike = join_rows([few, few])  # machines that hardly differ in what they use
+    curve, alone = fit_curve(alike, BUDGETS, machines(8_000, seed=4)), fit_curve(alike, BUDGETS)
+    assert curve.weights is not None
+    of_usage = curve.weights[INPUTS.index("usage")]
+    assert of_usage == pytest.approx(1.3, abs=0.05)
+    assert alone.weights is None or abs(alone.weights[INPUTS.index("usage")] - 1.3) > abs(of_usage - 1.3)
+    over = alike.peak > curve.peak(alike.sums, curve.margin(0.01), 1.0) * (1 + 1e-9)
+    assert over.mean() <= 0.012
+
+
+def test_the_location_that_judges_a_half_has_seen_no_task_of_it() -> None:
+    rows, regrouped = machines(8_000), machines(8_000, seed=4)
+    even = rows.take(rows.machine % 2 == 0)
+    poisoned = MachineRows(
+        regrouped.sums, np.where(regrouped.machine % 2 == 0, 0.5, 1.0) * regrouped.peak, regrouped.machine, 1.0
+    )
+    one, other = (fit._cross_fitted(even, join_rows([even, more])) for more in (regrouped, poisoned))
+    assert one.margins == other.margins
+    assert one.weights != other.weights  # that which is used has seen all
