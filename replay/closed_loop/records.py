@@ -106,8 +106,8 @@ FAILURE = np.dtype(
 ``large`` ones could hold it if they were empty; of these some lack CPU alone, ``memory`` alone, or both."""
 
 TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
-"""One measurement window of a run: its start after the run's, mean CPU and largest memory in it or in its slot
-(``workload.Workload``), and the limit."""
+"""One measurement window of a run: its start after the run's, of a ``carried`` run after the period's; mean CPU and
+largest memory in it or in its slot (``workload.Workload``), and the limit."""
 
 VICTIMS = np.dtype([("machine", "i8"), ("at", "i8"), ("rank", "i8"), ("lost_us", "i8"), ("freed", "f8", (2,))])
 """Cost of making room on a machine: the run that is read next, -1 for none, the highest victim's rank, -1 while what

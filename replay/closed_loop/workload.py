@@ -223,8 +223,10 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     first = np.flatnonzero(~same_run | (np.concatenate([[-1], rows[:-1]]) != previous))
     n, stop = len(first), np.append(first[1:], len(rows))
     windows, last = seen.take(rows[first]), seen.take(rows[stop - 1])  # of each run
+    carried = same_run[first] & (windows.start_us < start_us + slots.slot_us)
+    began_us = np.where(carried, start_us, windows.start_us)  # what the tape's times count from
     tape = np.zeros(len(rows), TAPE)
-    tape["from_us"] = seen.start_us[rows] - np.repeat(windows.start_us, stop - first)
+    tape["from_us"] = seen.start_us[rows] - np.repeat(began_us, stop - first)
     memory = np.where(
         np.isnan(seen.usage[rows, MEMORY_MAX]), seen.usage[rows, MEMORY_MEAN], seen.usage[rows, MEMORY_MAX]
     )
@@ -239,8 +241,8 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     tape["limit"] = np.nan_to_num(seen.limit[rows])
     runs = np.zeros(n, RUN)
     runs["first"], runs["stop"], runs["cursor"] = first, stop, first
-    runs["duration_us"] = last.end_us - windows.start_us
-    runs["carried"] = same_run[first] & (windows.start_us < start_us + slots.slot_us)
+    runs["duration_us"] = last.end_us - began_us
+    runs["carried"] = carried
     runs["first_limit"] = tape["limit"][first]
     range_of_limit = [np.minimum.reduceat(tape["limit"], first), np.maximum.reduceat(tape["limit"], first)]
     runs["varies"] = (range_of_limit[0] != range_of_limit[1]).any(axis=1)
@@ -263,8 +265,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         [dataset.events(bucket, oom_columns(dataset.manifest)) for bucket in range(dataset.n_buckets)]
     )
     submitted = np.clip(_submitted_us(events, windows), start_us, windows.start_us)
-    resumed = np.where(runs["carried"], start_us, windows.start_us)  # after a gap in the record
-    runs["arrival_us"] = np.where(same_run[first], resumed, submitted)
+    runs["arrival_us"] = np.where(same_run[first], began_us, submitted)  # not carried: after a gap in the record
     task = seen.task_numbers()[rows[first]]
     follows = np.append(False, task[1:] == task[:-1])
     runs["after"] = np.where(follows, np.arange(n) - 1, -1)
@@ -281,7 +282,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         stop_us=slots.stop_us,
         slot_s=slots.slot_s,
         ends_out_of_memory=_ends_out_of_memory(events, last),
-        predecessors=_predecessors(source.dataset, windows, runs),
+        predecessors=_predecessors(source.dataset, windows, last, runs["collection"]),
     )
     return workload.in_order()
 
@@ -298,22 +299,23 @@ def _use_by_slot(
     return np.repeat(np.stack([cpu, memory], axis=1), np.diff(first, append=len(use)), axis=0)
 
 
-def _predecessors(dataset: Dataset, windows: Windows, runs: NDArray[Any]) -> NDArray[np.int64]:
-    """Return a collection and one that must end before it starts in each row, numbered as in ``runs``; (n_pairs, 2).
+def _predecessors(dataset: Dataset, first: Windows, last: Windows, collection: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a collection and one that must end before it starts in each row, by number; shape (n_pairs, 2).
 
-    Only those that did in the record, so that none waits for itself. ``windows`` has the first one of each run.
+    Only those that did in the record, so that none waits for itself. Windows are the first and the last of each run,
+    numbers those of its collection.
     """
     table = dataset.table("collections").select([s.COLLECTION_ID, s.START_AFTER])
     lists = table.filter(pc.is_valid(table[s.START_AFTER]))[s.START_AFTER].combine_chunks()
     owners = table.filter(pc.is_valid(table[s.START_AFTER]))[s.COLLECTION_ID].to_numpy()
     owner = np.repeat(owners, pc.list_value_length(lists).to_numpy(zero_copy_only=False))
     pairs = np.unique(np.column_stack([owner, lists.flatten().to_numpy(zero_copy_only=False)]).astype(np.int64), axis=0)
-    ids = np.unique(windows.collection_id)
+    ids = np.unique(first.collection_id)
     pairs = np.searchsorted(ids, pairs[np.isin(pairs, ids).all(axis=1)])
     began_us = np.full(len(ids), s.AFTER_TRACE_US)
     ended_us = np.zeros(len(ids), np.int64)
-    np.minimum.at(began_us, runs["collection"], windows.start_us)
-    np.maximum.at(ended_us, runs["collection"], windows.start_us + runs["duration_us"])
+    np.minimum.at(began_us, collection, first.start_us)
+    np.maximum.at(ended_us, collection, last.end_us)
     return pairs[ended_us[pairs[:, 1]] <= began_us[pairs[:, 0]]]
 
 

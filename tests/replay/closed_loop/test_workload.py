@@ -148,6 +148,25 @@ def test_a_tape_plays_what_the_task_used_and_was_granted(source: Source) -> None
     assert (windows.collection_id[made.row[second["first"] : second["stop"]]] == int(BATCH)).all()
 
 
+def test_windows_of_a_run_from_before_begin_when_they_were_recorded_though_the_first_is_within_the_first_slot(
+    source: Source,
+) -> None:
+    period = period_of(source)
+    windows = period.history.windows
+    later = 100_000_000 * (windows.collection_id == int(SERVICE))
+    seen = replace(windows, start_us=windows.start_us + later, end_us=windows.end_us + later)
+    made = workload_of(
+        source, replace(period, history=replace(period.history, windows=seen)), machines_in(source, period)
+    )
+    run = made.runs[0]
+    rows = made.row[run["first"] : run["stop"]]
+    assert (bool(run["carried"]), int(run["arrival_us"])) == (True, made.start_us)
+    assert seen.start_us[rows[0]] == made.start_us + 100_000_000
+    at_us = run["arrival_us"] + made.tape["from_us"][run["first"] : run["stop"]]
+    np.testing.assert_array_equal(at_us, seen.start_us[rows])
+    assert run["arrival_us"] + run["duration_us"] == seen.end_us[rows[-1]]
+
+
 def test_of_windows_shorter_than_a_slot_none_is_skipped(source: Source) -> None:
     period = period_of(source)
     history, slots = period.history, replace(period.slots, slot_s=1500)  # five windows each
