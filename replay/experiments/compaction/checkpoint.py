@@ -70,6 +70,11 @@ class Checkpoint:
     used: NDArray[np.float64]
     too_large: int
 
+    @property
+    def within_limits(self) -> NDArray[np.float64]:
+        """``used``, each up to its limit now: what is above no reservation could cover; 0 where no limit is known."""
+        return np.minimum(self.used, self.workload.limit[:, None])
+
 
 def checkpoint_times(period: Period, count: int, horizon_s: int, monday_us: int) -> list[int]:
     """Return moments spread over the test period, at ``HOUR_OF_DAY`` where their part of it has that hour; µs.

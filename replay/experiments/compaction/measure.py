@@ -192,7 +192,7 @@ def _placed_by(checkpoint: Checkpoint, config: CompactionConfig) -> Checkpoint:
 
 def summarise(checkpoint: Checkpoint, trials: Mapping[Key, list[Trial]]) -> dict[Key, dict[str, Any]]:
     """Return the results of a checkpoint's trials by contender; ``LIMIT`` is one of them."""
-    most = checkpoint.used.max(axis=1)
+    most = checkpoint.within_limits.max(axis=1)
     known = _limit_known(checkpoint)
     beyond = {
         key: known & violates(most, of)  # (n, R) each
@@ -355,23 +355,24 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
         "sum of tasks; learned machine": BY_MACHINE_DEFINITION
         + (
             f" Here they keep them on the machines that the same rules pack, each under its own margin, at up to "
-            f"{config.packed_moments} moments of the validation period; there a task uses its limit at most."
+            f"{config.packed_moments} moments of the validation period."
             if config.packed_moments
             else ""
         ),
         "machines beyond": (
-            "Of the machines left, the share on which the tasks together use more within the horizon than is reserved "
-            "for them: for their sum, or by the estimator of machines. A machine that is not full has room beyond that."
+            "Of the machines left, the share on which the tasks together, each up to its limit, use more within the "
+            "horizon than is reserved for them: for their sum, or by the estimator of machines. A machine that is not "
+            "full has room beyond that."
         ),
         "machines over CPU": (
             "The same for CPU: the sum of each task's 90th percentile within the slot, capped at its limit. Tasks "
             "there are throttled, none dies."
         ),
         "tasks beyond their reservation": (
-            "The share of the tasks that use more within the horizon than was reserved for them at the checkpoint. "
-            "What they take is at first what is reserved for others on the machine and not used, and what no task "
-            "fitted into; where that is not enough the machine runs out. A task whose limit is not known, or 0, is "
-            "placed as if it asked for nothing; no reservation of it could hold, so it does not count here."
+            "The share of the tasks that use more within the horizon, up to their limit, than was reserved for them at "
+            "the checkpoint. What they take is at first what is reserved for others on the machine and not used, and "
+            "what no task fitted into; where that is not enough the machine runs out. A task whose limit is not known, "
+            "or 0, is placed as if it asked for nothing; no reservation of it could hold, so it does not count here."
         ),
         "risks no more": (
             f"Measured by `{REFERENCE}` at the same margin, for CPU and for memory. Of the tasks beyond their "
@@ -391,7 +392,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=4,
+    version=5,
     config=CompactionConfig,
     measure=measure,
     page=page,

@@ -55,7 +55,7 @@ class Sets:
         Machine of each task of all moments, from 0; ``len(peak)`` where it is not placed.
     peak : float64, shape (n_machines, n_resources)
         Largest usage of the machine's tasks together within the horizon, each up to its limit now, as in
-        ``machines.snapshots``: what is above no margin could reserve.
+        ``machines.snapshots``.
     """
 
     machine: Ids
@@ -180,7 +180,7 @@ class PackedMoments:
             n, placed = found
             used = np.zeros((n, *at.used.shape[1:]))
             here = placed >= 0
-            np.add.at(used, placed[here], np.minimum(at.used, at.workload.limit[:, None])[here])
+            np.add.at(used, placed[here], at.within_limits[here])
             taken = np.unique(placed[here])
             number = np.full(n + 1, -1, np.int64)
             number[taken] = first + np.arange(len(taken))

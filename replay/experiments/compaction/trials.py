@@ -27,7 +27,7 @@ class Trial:
     used : float64, shape (n_resources,)
         Mean usage over the capacity of all.
     passed : float64, shape (n_resources,)
-        Share of the machines whose usage exceeds what is reserved on them.
+        Share of the machines whose usage, of each task up to its limit, exceeds what is reserved on them.
     """
 
     machines: int
@@ -87,12 +87,13 @@ def _risked(
 ) -> Trial:
     """Return the trial of tasks packed onto ``n`` machines, with their real usage within the horizon."""
     here = placed >= 0
-    used = np.zeros((n, *checkpoint.used.shape[1:]))  # (n, n_slots, R)
+    used, within_limits = np.zeros((2, n, *checkpoint.used.shape[1:]))  # (n, n_slots, R) each
     np.add.at(used, placed[here], checkpoint.used[here])
+    np.add.at(within_limits, placed[here], checkpoint.within_limits[here])
     return Trial(
         machines=n,
         pending=int(np.count_nonzero(~here)),
         over=overruns(used.max(axis=1), capacity[:n]).mean(axis=0),
         used=used.mean(axis=1).sum(axis=0) / capacity[:n].sum(axis=0),
-        passed=violates(used.max(axis=1), booked_on(booked, placed, n)).mean(axis=0),
+        passed=violates(within_limits.max(axis=1), booked_on(booked, placed, n)).mean(axis=0),
     )

@@ -151,6 +151,16 @@ def test_only_tasks_whose_limit_is_known_can_be_beyond_their_reservation() -> No
     assert beyond() == ({"cpu": 1.0, "memory": None}, {"cpu": 4, "memory": 0}, nobody)
 
 
+def test_usage_above_its_own_limit_puts_neither_a_task_nor_its_machine_beyond_what_is_reserved() -> None:
+    taken = checkpoint(3, [(0.1, 0.7), (0.1, 0.1)])  # of a limit of 0.5
+    _, trials = _compact(taken)
+    found = summarise(taken, trials)
+    without, half = found[LIMIT, "none"], found["half", "none"]
+    assert (without["beyond_tasks"]["memory"], without["passed"]["memory"]["value"]) == (0, 0.0)
+    assert (half["beyond_tasks"]["memory"], half["passed"]["memory"]["value"]) == (4, 1.0)  # 0.25 reserved of 0.5
+    assert without["over"]["memory"]["value"] == half["over"]["memory"]["value"] == 1.0  # what is used is used
+
+
 def test_a_cell_without_limits_of_memory_is_compacted_and_the_page_counts_the_tasks_without(
     cell_dataset: Path, tmp_path: Path
 ) -> None:
