@@ -97,17 +97,19 @@ class Placing:
 
     def __init__(self, contenders: MachineContenders, rows: NDArray[np.int64], budgets: Sequence[float]) -> None:
         self._contenders, self._rows, self._budgets = contenders, rows, tuple(budgets)
-        self._last: tuple[str, ByMachine] | None = None
+        self._last: tuple[str, ByMachine, Floats] | None = None
 
-    def by_machine(self, name: str) -> ByMachine | None:
-        """Return how a contender places machines; None for sums of tasks."""
+    def by_machine(self, name: str) -> tuple[ByMachine, Floats] | None:
+        """Return how a contender places machines, and what that reserves for runs ``alone``; None for sums of tasks."""
         for own, (foreseer, estimator) in self._contenders.machines.items():
             ways = {own: None, **followed_of(own)}
             if name in ways:
                 if self._last is None or self._last[0] != own:
                     self._last = None  # one tape at a time
-                    self._last = own, ByMachine(foreseer.current_terms(self._rows), estimator, self._budgets)
-                return replace(self._last[1], at_once=ways[name])
+                    made = ByMachine(foreseer.current_terms(self._rows), estimator, self._budgets)
+                    self._last = own, made, made.alone()
+                _, made, alone = self._last
+                return replace(made, at_once=ways[name]), alone
         return None
 
 

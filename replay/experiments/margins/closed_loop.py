@@ -95,11 +95,11 @@ def run_cells(
 
     def calls() -> Iterator[tuple[Callable[[_Job], _Ran], _Job]]:
         for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
-            by_machine = placing.by_machine(name)
-            if by_machine is not None:
-                margins, reserved = list(budgets), by_machine.alone()
-            else:
+            placed, by_machine = placing.by_machine(name), None
+            if placed is None:
                 margins, reserved = _reservations(name, estimates, workload, follow, contenders)
+            else:
+                margins, (by_machine, reserved) = list(budgets), placed
             plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
             if len(margins) > 1 and kinds[name] != SUM_OF_TASKS:
                 plans[IN_TURN] = turns

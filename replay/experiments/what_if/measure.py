@@ -147,9 +147,10 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     def run_of(name: str) -> Run:
         if name in contenders:
             return partial(cells.run, reserved=contenders[name])
-        together = placing.by_machine(name)
-        assert together is not None
-        return partial(cells.run, reserved=together.alone()[0], by_machine=together)
+        placed = placing.by_machine(name)
+        assert placed is not None
+        together, alone = placed
+        return partial(cells.run, reserved=alone[0], by_machine=together)
 
     with source.timed("closed loop"):
         tried = _try_all(source, names, run_of, len(machines), config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.replay.closed_loop.foreseen import ByMachine, add_terms
+from reclaim.replay.closed_loop.foreseen import ByMachine, Placing, add_terms
 from reclaim.replay.closed_loop.preemption import preemption_cost
 from reclaim.replay.closed_loop.records import PENDING, PRODUCTION, RUNNING
 from reclaim.replay.closed_loop.rooms import could_fit
 from reclaim.replay.closed_loop.simulate import SETTINGS, Outcome, Scheduling, simulate
+from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.training.machines.curve import INPUTS, MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
+from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
 from tests.replay.small_cells import SLOT_US, SmallCell, Task, cells, killed, machines, states, workload
 
@@ -100,6 +103,39 @@ def test_production_preempts_what_is_foreseen_until_it_fits() -> None:
     assert killed(outcome) == [(2, "preempted")]
     assert outcome.runs["first_placed_us"][3] == 1.5 * SLOT_US
     assert outcome.ticks["reserved"][2, 0] == pytest.approx(0.2 + 0.3 + 0.5)
+
+
+def test_contenders_of_a_model_share_what_it_foresees_and_what_runs_reserve_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[str] = []
+    alone = ByMachine.alone
+
+    def counted(by: ByMachine) -> np.ndarray:
+        computed.append("alone")
+        return alone(by)
+
+    monkeypatch.setattr(ByMachine, "alone", counted)
+
+    def model(name: str) -> Any:
+        def current_terms(rows: np.ndarray) -> np.ndarray:
+            computed.append(name)
+            return np.full((len(rows), 2, N_TERMS), 0.1)
+
+        return SimpleNamespace(current_terms=current_terms), MachineEstimator(BOUND, 3_600, (1.0, 1.0))
+
+    placing = Placing(
+        MachineContenders(machines={f"{m} (machine)": model(m) for m in ("a", "b")}), np.arange(3), (0.1, 0.5)
+    )
+    assert placing.by_machine("a (sum)") is None
+    ways: dict[str, Any] = {"machine": None, "machine, following": 1.0, "machine, held": AT_ONCE}
+    for m in ("a", "b"):
+        for way, at_once in ways.items():
+            placed = placing.by_machine(f"{m} ({way})")
+            assert placed is not None
+            assert placed[0].at_once == at_once
+            np.testing.assert_array_equal(placed[1], alone(placed[0]))
+    assert computed == ["a", "alone", "b", "alone"]
 
 
 def in_reservations(cell: SmallCell) -> SmallCell:
