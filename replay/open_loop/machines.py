@@ -49,8 +49,8 @@ BY_MACHINE_DEFINITION: Final = (
 """Meaning of the kinds ``experiment.BY_MACHINE``."""
 IN_A_LOOP_DEFINITION: Final = (
     f"{BY_MACHINE_DEFINITION} `NAME (machine, following)` is the same with margins that follow the peaks of the "
-    "machines of the loop, as they are packed there; `NAME (machine, held)` keeps the second budget as well, of "
-    "machines that pass at the same time."
+    "machines of the loop, as they are packed there, from half the budget on; `NAME (machine, held)` keeps the second "
+    "budget as well, of machines that pass at the same time."
 )
 """The same in a closed loop."""
 _IN_A_LOOP: Final[Mapping[str, float]] = {f"{FITTED}, following": 1.0, f"{FITTED}, held": AT_ONCE}
