@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Final
 
 import numba
@@ -31,6 +32,18 @@ class _RingEstimator(Estimator):
         self.min_samples = min_samples
         self._memory = {"task": np.zeros(0, _TASK), "ring": np.zeros((0, len(RESOURCES), context), ring)}
 
+    @abstractmethod
+    def _fold(self, slot: Any, end_us: Any, ratio: Any, out: Any) -> None:
+        """Take demand over the limit and write the statistic after each window; NaN until warm."""
+
+    def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
+        """Take windows and answer for each."""
+        self._make_room(slot)
+        ratio = over_limit(windows)
+        out = np.empty_like(ratio)
+        self._in_parts(self._fold, slot, (windows.end_us, ratio), out)
+        return statistic_or_limit(out * windows.limit, windows)
+
 
 class _SigmaOrPercentile(_RingEstimator):
     """The larger of N-sigma and a percentile; either may be left out."""
@@ -48,20 +61,11 @@ class _SigmaOrPercentile(_RingEstimator):
         self._statistics = (-1.0 if n is None else n, -1.0 if level is None else level)
         super().__init__(context, min_samples, "f8")
 
-    def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
-        """Take windows and answer for each."""
-        self._make_room(slot)
-        ratio = over_limit(windows)
-        out = np.empty_like(ratio)
-
-        def fold(*columns: Any) -> None:
-            _fold_ring(
-                self._memory["task"], self._memory["ring"], *self._statistics, self.min_samples,
-                np.empty(self.context), *columns,
-            )  # fmt: skip
-
-        self._in_parts(fold, slot, (windows.end_us, ratio), out)
-        return statistic_or_limit(out * windows.limit, windows)
+    def _fold(self, slot: Any, end_us: Any, ratio: Any, out: Any) -> None:
+        _fold_ring(
+            self._memory["task"], self._memory["ring"], *self._statistics, self.min_samples, np.empty(self.context),
+            slot, end_us, ratio, out,
+        )  # fmt: skip
 
 
 class NSigmaEstimator(_SigmaOrPercentile):
@@ -119,17 +123,8 @@ class MovingMaxEstimator(_RingEstimator):
     def __init__(self, context: int = 288, min_samples: int = 24) -> None:
         super().__init__(context, min_samples, "f4")
 
-    def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
-        """Take windows and answer for each."""
-        self._make_room(slot)
-        ratio = over_limit(windows)
-        out = np.empty_like(ratio)
-
-        def fold(*columns: Any) -> None:
-            _fold_max(self._memory["task"], self._memory["ring"], self.min_samples, *columns)
-
-        self._in_parts(fold, slot, (windows.end_us, ratio), out)
-        return statistic_or_limit(out * windows.limit, windows)
+    def _fold(self, slot: Any, end_us: Any, ratio: Any, out: Any) -> None:
+        _fold_max(self._memory["task"], self._memory["ring"], self.min_samples, slot, end_us, ratio, out)
 
 
 @numba.njit(**LENT)
