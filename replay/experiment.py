@@ -89,9 +89,9 @@ class Source:
         """Return the kind of an estimator: ``LEARNED`` or ``STATISTICAL``."""
         return LEARNED if name in self.bundles else STATISTICAL
 
-    def each(self, names: Iterable[str], doing: str, part: str, unit: str = "estimator") -> Iterator[str]:
+    def each(self, names: Iterable[str], doing: str, part: str) -> Iterator[str]:
         """Yield names under a progress bar, and record how long the caller takes for each as ``<part>/<name>``."""
-        for name in tqdm(names, desc=doing, unit=unit, disable=None if self.progress else True):
+        for name in tqdm(names, desc=doing, unit="estimator", disable=None if self.progress else True):
             with self.timed(f"{part}/{name}"):
                 yield name
 
@@ -138,10 +138,8 @@ class Run:
 
     Attributes
     ----------
-    name : str
-        Unique in the experiment, as ``borg/medium``.
     words : mapping of str to str
-        Its identity, in the order tables show it: ``estimator``, ``margin``, ….
+        Its identity in the experiment, in the order tables show it: ``estimator``, ``margin``, ….
     metrics : mapping of str to float or None
         By key; the keys of all columns, and any others to keep.
     params : mapping
@@ -150,11 +148,15 @@ class Run:
         Further recorded words, which no table shows: ``kind``, ….
     """
 
-    name: str
     words: Mapping[str, str]
     metrics: Mapping[str, float | None]
     params: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its words, as ``borg/medium``."""
+        return "/".join(self.words.values())
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,7 @@ def by_name(bundles: Sequence[Bundle]) -> dict[str, Bundle]:
     return named
 
 
-def write_folder(
-    experiment: Experiment, results: Results, folder: Path, write: Callable[[Path], None] | None = None
-) -> None:
+def write_folder(experiment: Experiment, results: Results, folder: Path, write: Callable[[Path], None] | None) -> None:
     """Write results, figures, page and the experiment's own files into an existing folder."""
     drawn = {}
     for name, draw in experiment.figures.items():

@@ -20,6 +20,7 @@ from reclaim.replay.experiment import (
     Column,
     Results,
     Run,
+    rests_on,
 )
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.page import runs_table
@@ -50,7 +51,6 @@ def runs(results: Results) -> list[Run]:
     """Return the recorded run of every estimator at every margin."""
     return [
         Run(
-            name=name if margin == "none" else f"{name}/{margin}",
             words={"estimator": name, "margin": margin},
             metrics={
                 "machines": one["machines"]["value"],
@@ -92,7 +92,7 @@ def summary_table(results: Results) -> Table:
     columns = ("role", "estimator", "machines", "of the cell", "saved", "machines out of memory",
                "tasks beyond, memory", f"compared with {REFERENCE}")  # fmt: skip
     rows = tuple(
-        (role, name.rpartition(" (")[0] if role in BY_MACHINE else name, *_needed(one), one["over"]["memory"]["value"],
+        (role, rests_on(name) if role in BY_MACHINE else name, *_needed(one), one["over"]["memory"]["value"],
          one["beyond"]["memory"], verdict)
         for role, name, one, verdict in answers(results)
     )  # fmt: skip

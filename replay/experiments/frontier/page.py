@@ -202,7 +202,7 @@ def runs(results: Results) -> list[Run]:
             for r, compared in at_budget.get(one["name"], {}).items():
                 verdicts[f"at_budget.{budget}.{r}"] = f"{compared['verdict']}, against {compared['against']}"
         tags = {"kind": one["kind"], **verdicts}
-        recorded.append(Run(one["name"], {"estimator": one["name"]}, metrics, tags=tags))
+        recorded.append(Run({"estimator": one["name"]}, metrics, tags=tags))
     return recorded
 
 

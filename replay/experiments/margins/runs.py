@@ -51,7 +51,6 @@ def runs(results: Results) -> list[Run]:
         for margin, measured in estimator["results"].items()
     ] + [
         Run(
-            name=f"{one['name']}/{margin}",
             words={"estimator": one["name"], "margin": margin},
             metrics=dict.fromkeys((c.metric for c in COLUMNS), None) | flatten({"closed_loop": summary}),
             tags={"kind": one["kind"]},
@@ -87,7 +86,6 @@ def _run(
         numbers[key] = _with_bounds({m: {r: of[m]} for m in (RECLAIMED, VIOLATION)}, r)
     verdicts = {key: f"{of['verdict']}, against {of['against']}" for key, (_, of) in compared.items()}
     return Run(
-        name=f"{estimator['name']}/{margin}",
         words={"estimator": estimator["name"], "margin": margin},
         metrics=flatten(numbers),
         params={

@@ -92,7 +92,6 @@ def runs(results: Results) -> list[Run]:
     """Return a run of each estimator and margin."""
     return [
         Run(
-            f"{estimator['name']}/{margin}",
             {"estimator": estimator["name"], "margin": margin},
             {f"{r}.{key}": of[r][key] for r in RESOURCES for key in ("q25", "median", "q75", "mean", "gap", "over")},
             tags={"kind": estimator["kind"]},

@@ -217,7 +217,7 @@ def runs(results: Results) -> Sequence[Run]:
     """Return a run of each estimator, on the test part."""
     return [
         Run(
-            e["name"], {"estimator": e["name"]},
+            {"estimator": e["name"]},
             {f"{r}.{metric}": e["test"][metric][r]["value"] for r in ("cpu", "memory") for metric in e["test"]},
             tags={"kind": e["kind"]},
         )

@@ -70,7 +70,6 @@ def runs(results: Results) -> list[Run]:
         there = {k: v for k, v in _at(estimator, fewest).items() if k not in ("machines", "share")}
         out.append(
             Run(
-                name=name if margin == "none" else f"{name}/{margin}",
                 words={"estimator": name, "margin": margin},
                 metrics={
                     "fewest": fewest,
