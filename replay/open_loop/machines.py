@@ -14,7 +14,7 @@ from reclaim.data.core.parallel import THREADS
 from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import VALID, in_period
-from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
+from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source, rests_on
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.fold import ROWS_PER_CALL
 from reclaim.replay.open_loop.history import History
@@ -305,7 +305,7 @@ def followed_of(name: str) -> dict[str, float]:
 
     With the share of the machines that may pass at once: ``following.OnlineMachines``.
     """
-    return {f"{name.rpartition(' (')[0]} ({way})": at_once for way, at_once in _IN_A_LOOP.items()}
+    return {f"{rests_on(name)} ({way})": at_once for way, at_once in _IN_A_LOOP.items()}
 
 
 def sum_of(name: str) -> str:

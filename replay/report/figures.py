@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from reclaim.data.core.pages.figures import write_figure
@@ -58,8 +59,19 @@ def leading(
     return [e for e in ranked if e in first]
 
 
-def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
-    """Label the rows of a chart with the names of estimators, the learned ones in bold, the first on top."""
+def name_estimators(axes: Sequence[Axes], shown: Sequence[Mapping[str, Any]]) -> None:
+    """Label the rows of charts side by side with the names of estimators, the learned ones in bold, the first on top.
+
+    Lines part the rows, and the scale is above them.
+    """
+    for ax in axes:
+        for row in range(1, len(shown)):
+            ax.axhline(row - 0.5, color="#E4E4E4", linewidth=0.8, zorder=0)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, prune="upper"))
+        ax.xaxis.tick_top()
+        ax.spines["top"].set_visible(True)
+        ax.spines["bottom"].set_visible(False)
+    ax = axes[0]
     ax.set_yticks(range(len(shown)), [_NAMES.get(e["name"], e["name"]) for e in shown])
     for label, estimator in zip(ax.get_yticklabels(), shown, strict=True):
         label.set_fontweight("bold" if estimator["kind"] in (LEARNED, LEARNED_MACHINE) else "normal")

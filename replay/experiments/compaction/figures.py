@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
@@ -61,18 +61,12 @@ def machines_needed(results: Results) -> Figure:
         titles = ["Machines needed", *(f"{RESOURCE_TITLES[r]} beyond reserved" for r in RESOURCES)]
         units = ["% of the original cell", *("% of the tasks",) * len(RESOURCES)]
         for ax, title, unit in zip(panels, titles, units, strict=True):
-            for row in range(1, len(shown)):
-                ax.axhline(row - 0.5, color="#E4E4E4", linewidth=0.8, zorder=0)
             ax.set_xlim(0, max((1.1 if ax is panels[0] else 1.3) * ax.dataLim.x1, 1.0))
-            ax.xaxis.set_major_locator(MaxNLocator(nbins=6, prune="upper"))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
             ax.set_title(title)
             ax.set_xlabel(unit)
-            ax.xaxis.tick_top()
             ax.xaxis.set_label_position("top")
-            ax.spines["top"].set_visible(True)
-            ax.spines["bottom"].set_visible(False)
-        name_estimators(panels[0], shown)
+        name_estimators(panels, shown)
         patches = [Patch(color="#555555", alpha=_OPACITY[name], label=f"{name} margin") for name in MARGIN_NAMES]
         figure.legend(
             handles=[*patches, Patch(color=INK, label="machines out of it")],

@@ -168,16 +168,10 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
                                     (right, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6.8,
                                     color="#555555")  # fmt: skip
                     lowest = min(lowest, share["low"]) if math.isfinite(share["low"]) else lowest
-            for row in range(1, len(shown)):
-                ax.axhline(row - 0.5, color="#E4E4E4", linewidth=0.8, zorder=0)
             ax.set_xlim(lowest, max(highest * 1.18, 1.0) if math.isfinite(highest) else 100.0)
-            ax.xaxis.tick_top()
-            ax.xaxis.set_major_locator(MaxNLocator(nbins=6, prune="upper"))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
-            ax.spines["top"].set_visible(True)
-            ax.spines["bottom"].set_visible(False)
             ax.set_title(f"{RESOURCE_TITLES.get(resource, resource)} reclaimed, of the limits")
-        name_estimators(axes[0], shown)
+        name_estimators(axes, shown)
         kinds = [kind for kind in COMPARED if any(e["kind"] == kind for e in shown)]
         marks = [Line2D([], [], color=KIND_COLOURS[kind], linewidth=2.4, label=kind) for kind in kinds]
         marks += [Line2D([], [], marker=MARGIN_MARKERS[name], linestyle="", color="#555555", markersize=5, label=name)
