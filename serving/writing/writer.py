@@ -263,7 +263,7 @@ class Writer:
         return admitted.outcome, synced
 
     def _record_settings(self, store: Store) -> None:
-        """Record whose prices follow from here on, where a model was promoted since the last windows."""
+        """Record whose prices follow from here on, where the log has others."""
         now = recorded(self._settings, self._tracker.following)
         if now != self._recorded:
             store.append(log_records.SETTINGS, json.dumps(now).encode())
@@ -348,6 +348,10 @@ class Writer:
         number = 1 if before is None else before.number + 1
         settings = self._settings
         self._take_over(scorer, Following(scorer, number, THREADS, settings.at_once) if settings.follow else None)
+        if self._store is not None:
+            with suppress(StoreError):  # the disk refuses: it is recorded with the next windows
+                self._record_settings(self._store)
+                self._store.sync()
 
     def _shadow_following(self, scorer: Scorer | None) -> Following | None:
         """Return what moves the prices of a shadow that prices itself; those of others stay as they were set."""

@@ -243,6 +243,21 @@ def test_prices_begin_again_with_another_model_and_those_of_each_stretch_of_the_
     assert prices_of(of_another) == pytest.approx([p.start for p in cell_prices(of_another.tracker.prices)])
 
 
+def test_a_model_that_came_back_without_a_window_between_begins_again_after_a_crash_too(
+    service: Service, start: Callable[..., Service], scorer: Scorer, bundle: Bundle
+) -> None:
+    follow_some(service, range(30))
+    moved = prices_of(service)
+    service.writer.promote(Scorer(loaded(bundle, "2"), SETTINGS.cell))
+    service.writer.promote(scorer)
+    assert prices_of(service) != moved
+    after = crashed(service, start)
+    assert prices_of(after) == prices_of(service)
+    follow_some(service, range(30, 50))
+    follow_some(after, range(30, 50))
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
 def test_prices_of_windows_taken_while_they_did_not_follow_are_not_made_up(
     service: Service, start: Callable[..., Service]
 ) -> None:
