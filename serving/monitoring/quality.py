@@ -37,6 +37,7 @@ _TASK: Final = np.dtype(
         ("from_us", "i8"),  # no answer is pending before this time; 0: not seen yet
         ("last_start_us", "i8"),  # of the task's last window
         ("last_end_us", "i8"),
+        ("failed_us", "i8"),  # the latest failure that has counted
         ("limit", "f8", len(RESOURCES)),  # at the time of the answer
         ("peak", "f8", len(RESOURCES)),  # largest demand within the horizon so far; NaN: not measured
         ("oom", "f4"),  # probability of an OOM within the horizon
@@ -79,7 +80,7 @@ class QualityNumbers:
     oom_brier : float64, shape (T,)
         Sum of the squared differences between probability and outcome.
     failures : int64, shape (1,)
-        Failures reported, OOM or not; with none of them the four numbers above mean nothing.
+        Failures reported, OOM or not, each once; with none of them the four numbers above mean nothing.
     """
 
     levels: tuple[float, ...]
@@ -168,7 +169,7 @@ class LiveQuality:
 
     @property
     def bytes_per_task(self) -> int:
-        """Memory of a task: 192 bytes with nine levels and three margins."""
+        """Memory of a task: 200 bytes with nine levels and three margins."""
         shapes = (self._held[:0], self._quantiles[:0])
         return _TASK.itemsize + sum(int(np.prod(a.shape[1:])) * a.itemsize for a in shapes)
 
@@ -240,8 +241,12 @@ class LiveQuality:
         )  # fmt: skip
 
     def failed(self, slot: NDArray[np.int64], time_us: NDArray[np.int64]) -> None:
-        """Record failed tasks, (n,) each, before ``forget``; an OOM where their last memory was at the limit."""
+        """Record failed tasks, (n,) each, before ``forget``; an OOM where their last memory was at the limit.
+
+        A failure that is reported again, or after a later one of its task, does not count.
+        """
         self._make_room(slot)
+        slot, time_us = np.unique(np.stack([slot, time_us]), axis=1)
         task = self._tasks[slot]
         last = (task["last_start_us"] < time_us) & (task["last_end_us"] >= time_us - _LAST_WINDOW_US)
         answer_us = task["answer_us"]
@@ -249,7 +254,8 @@ class LiveQuality:
         oom = last & within & (task["near"] != 0)
         self._tasks["failed"][slot[oom]] = 1
         with self._lock:
-            self._numbers.failures[0] += len(slot)
+            self._numbers.failures[0] += np.count_nonzero(time_us > task["failed_us"])
+        np.maximum.at(self._tasks["failed_us"], slot, time_us)
 
     def settle(self, clock_us: int) -> None:
         """Count the answers whose horizon and grace have passed; done every 30 s of the clock."""

@@ -173,6 +173,16 @@ def test_a_failure_with_its_memory_at_the_limit_is_an_oom_and_the_probability_is
     assert n.oom_brier.sum() == 0.0625 + 2 * 0.5625
 
 
+def test_a_failure_that_is_reported_again_counts_once() -> None:
+    live = _live()
+    for task, failed_s in ([0, 1], [950, 950]), ([0, 0], [950, 950]), ([0, 0, 1], [960, 960, 950]), ([1], [960]):
+        live.failed(np.array(task), np.array(failed_s) * S)
+    assert live.numbers().failures[0] == 4
+    live.forget(SLOT_0)
+    live.failed(SLOT_0, np.array([10 * S]))  # of another task
+    assert live.numbers().failures[0] == 5
+
+
 @pytest.mark.parametrize(
     ("failed_s", "oom"),
     [(600, 0), (601, 0), (900, 1), (1_200, 1), (1_201, 0)],
@@ -359,7 +369,7 @@ def test_numbers_are_a_copy() -> None:
 
 def test_memory_is_bounded_per_task() -> None:
     live = LiveQuality((0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995), 3_600)
-    assert live.bytes_per_task == 192
+    assert live.bytes_per_task == 200
     live.observe(np.array([999]), _windows((600, 0.1, 0.1)))
     assert sum(a.nbytes for a in (live._tasks, live._held, live._quantiles)) == 1_000 * live.bytes_per_task
 
