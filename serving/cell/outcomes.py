@@ -36,7 +36,7 @@ def why(outcome: int, settings: ServingSettings, clock: CellClock) -> str:
         f"{clock.present_us} µs",
         NO_LIMIT: "the limit of its task is not known yet: send it with the window, or to /v1/tasks before",
         TOO_MANY_TASKS: f"the service tracks {settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)",
-        ENDED: "its task ended after this window began: a new run begins after the end",
+        ENDED: "its task ended later than this window or fact began: a new run begins after the end",
         RUN_TO_COME: "scheduled_us: the run of a window cannot begin after the window",
     }[outcome]
 

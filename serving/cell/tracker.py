@@ -219,12 +219,19 @@ class Tracker:
             self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock.present_us
 
     def judge(self, facts: FactRows) -> NDArray[np.uint8]:
-        """Return the outcome of each fact as a position in ``OUTCOMES``, shape (n,); a new task needs room."""
+        """Return the outcome of each fact as a position in ``OUTCOMES``, shape (n,).
+
+        A new task needs room. Facts from before the end of a task that has ended would bring it back.
+        """
         outcome = np.zeros(len(facts.key), np.uint8)
         if self.clock.bound_us >= 0:
             for name in (ENDED_US, FAILED_US, SINCE_US, s.SCHEDULED_US):
                 outcome[facts.columns[name] > self.clock.bound_us] = IN_THE_FUTURE
-        new = np.flatnonzero((self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0) & (outcome == NEW))
+        unknown = (self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0)
+        began_us = np.maximum(facts.columns[SINCE_US], facts.columns[s.SCHEDULED_US])
+        of_us = np.where(began_us < 0, facts.columns[FAILED_US] - 1, began_us)  # without a time they are of now
+        outcome[unknown & (of_us >= 0) & self._ended.before_end(facts.key, of_us)] = ENDED
+        new = np.flatnonzero(unknown & (outcome == NEW))
         _, task = np.unique(facts.key[new], axis=0, return_inverse=True)
         over = without_room(task.reshape(-1), 0, self._settings.max_tracked - len(self))
         outcome[new[over]] = TOO_MANY_TASKS

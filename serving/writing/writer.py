@@ -21,7 +21,7 @@ from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.live_kernel import LATE, REPEATED
 from reclaim.features.fold.live_kernel import NEW as TAKEN
 from reclaim.serving.cell.following import Following
-from reclaim.serving.cell.outcomes import OUTCOMES, dated, why
+from reclaim.serving.cell.outcomes import ENDED, OUTCOMES, dated, why
 from reclaim.serving.cell.tracker import Tracker
 from reclaim.serving.wire.cell_schemas import WriteAnswer
 from reclaim.serving.wire.errors import DISK_FULL, RETRY_S, TOO_LARGE, UNAVAILABLE, RequestError
@@ -311,7 +311,7 @@ class Writer:
             except StoreError as error:
                 raise self._not_stored(str(error)) from error
         if self._recorder is not None:
-            self._recorder.take_facts(kept)
+            self._recorder.take_facts(facts.keep((outcome == TAKEN) | (outcome == ENDED)))
         self._watch.failed(*self._tracker.failed(kept))
         self._watch.forget(self._tracker.store_facts(kept))
         refusals = facts.refusals

@@ -558,6 +558,24 @@ def test_a_window_from_before_the_end_of_its_task_is_refused(memory: Memory) -> 
     assert facts_of(memory)["windows"] == 1
 
 
+def test_facts_from_before_the_end_of_a_task_do_not_bring_it_back(memory: Memory) -> None:
+    memory.write(windows_of({"at": 4}, {"task": 2, "at": 4}))
+    memory.tell(fact_rows({"task": 1, "ended_us": 5 * W}))
+    before = fact_rows(
+        {"task": 1, "limit": 2.0, "since_us": 4 * W}, {"task": 1, "scheduled_us": 3 * W},
+        {"task": 1, "failed_us": 5 * W},
+        {"task": 1, "failed_us": 5 * W, "limit": 2.0, "since_us": 4 * W}, {"task": 1, "ended_us": 4 * W},
+    )  # fmt: skip
+    assert memory.tracker.judge(before).tolist() == [ENDED, ENDED, ENDED, ENDED, TAKEN]
+    after = fact_rows(
+        {"task": 1, "limit": 2.0, "since_us": 5 * W}, {"task": 1, "scheduled_us": 5 * W}, {"task": 1, "limit": 2.0},
+        {"task": 1, "failed_us": 5 * W, "scheduled_us": 6 * W}, {"task": 2, "limit": 2.0, "since_us": 0},
+    )  # fmt: skip
+    assert memory.tracker.judge(after).tolist() == [TAKEN] * 5
+    memory.tell(after.keep(np.arange(5) == 0))
+    assert memory.tracker.judge(before).tolist() == [TAKEN] * 5  # it is there again
+
+
 def test_the_end_of_an_earlier_run_does_not_end_a_later_one(memory: Memory) -> None:
     memory.write(windows_of({"at": 4}))
     end = fact_rows({"task": 1, "ended_us": 5 * W, "failed": True})

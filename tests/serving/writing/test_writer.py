@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.groups import tier_key
@@ -511,3 +513,16 @@ def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(
     for outcome in ("dropped", "written"):
         assert f'reclaim_recorded_windows_total{{outcome="{outcome}"}} 1.0' in shown
     assert {path.name.split("-")[0] for path in (tmp_path / "seen").iterdir()} == {"usage", "events"}
+
+
+def test_a_failure_that_is_reported_behind_the_end_of_its_task_is_recorded_and_does_not_bring_it_back(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start(None, record=tmp_path / "seen")
+    service.told({"task": 1, "at": 3})
+    service.facts({"task": 1, "ended_us": 4 * W})
+    assert service.facts({"task": 1, "failed_us": 4 * W - 1}, {"task": 2, "limit": 1.0}).refused == {"ended": 1}
+    assert service.tracker.names().tolist() == [[2, 0]]
+    service.close()
+    (events,) = (tmp_path / "seen").glob("events-*")
+    assert pq.read_table(events)[s.TIME_US].to_pylist() == [4 * W, 4 * W - 1]
