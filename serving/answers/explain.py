@@ -26,7 +26,7 @@ from reclaim.serving.answers.encode import (
 from reclaim.serving.answers.stateful import Answers, one_task
 from reclaim.serving.answers.stateless import under_current_limit
 from reclaim.serving.models.scorer import priced, reserved
-from reclaim.serving.wire.cell_schemas import HorizonQuantiles, Step, TaskExplanation
+from reclaim.serving.wire.cell_schemas import Exceedance, HorizonQuantiles, Step, TaskExplanation
 from reclaim.serving.wire.schemas import Resources, Window
 from reclaim.training.estimators.base import CAP, JUMP, STARTUP
 from reclaim.training.margins.ladder import price_of
@@ -48,7 +48,7 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
     by_margin: dict[str, Resources] = {}
     steps: list[Step] = []
     forecast: list[HorizonQuantiles] = []
-    likely: Resources | None = None
+    likely: Exceedance | None = None
     if seen and known.x is not None:
         last = known.last
         overruled = np.isin(found.estimate.rule, (STALE, OPT_OUT))  # whatever the margin
@@ -58,7 +58,8 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
         whole = scorer.model.bundle.forecaster.predict(known.x)
         before_guards = priced(known.prices.now[MARGIN_NAMES[found.margin[0]]], known.scores.steps, last)[0]
         steps = _steps(found, before_guards, _exceeded(found, whole, before_guards))
-        likely = _by_resource(_exceeded(found, whole, found.estimate.reservation[0]))
+        exceeded = _exceeded(found, whole, found.estimate.reservation[0]).tolist()
+        likely = Exceedance(**dict(zip(RESOURCES, map(finite, exceeded), strict=True)))
         for horizon_s in scorer.model.bundle.forecaster.horizons_s:
             h = HORIZONS_S.index(horizon_s)
             forecast.append(
@@ -147,10 +148,6 @@ def _exceeded(found: Answers, forecast: Forecast, reservation: NDArray[np.float6
     of_resources = slice(len(RESOURCES))
     share = reservation / found.known.last.limit[0]
     return exceedance(forecast.survival[0, of_resources, h], forecast.thresholds[0, of_resources], share)
-
-
-def _by_resource(values: NDArray[np.float64]) -> Resources | None:
-    return resources(values) if np.isfinite(values).all() else None
 
 
 def _window(found: Answers) -> Window:

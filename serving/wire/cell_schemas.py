@@ -223,6 +223,13 @@ class Step(Answer):
     why: str
 
 
+class Exceedance(Answer):
+    """Probability of each resource, null without a forecast of it."""
+
+    cpu: float | None
+    memory: float | None
+
+
 class TaskExplanation(Answer):
     """Everything known about a task, and the steps to its reservation."""
 
@@ -240,9 +247,9 @@ class TaskExplanation(Answer):
     last_window: Window | None
     by_margin: dict[str, Resources] = Field(description="Its reservation under every margin.")
     steps: list[Step] = Field(description="From the forecast to the reservation under the margin asked for.")
-    exceedance: Resources | None = Field(
+    exceedance: Exceedance | None = Field(
         description="Probability that the demand within the horizon exceeds the reservation, read off the forecast's "
-        "curve; at the limit, that it exceeds the limit, which is no violation. Null without a forecast."
+        "curve; at the limit, that it exceeds the limit, which is no violation. Null before the first window."
     )
     forecast: list[HorizonQuantiles]
 

@@ -56,4 +56,7 @@ def test_a_forecast_of_one_resource_is_explained_though_the_other_has_none() -> 
     assert [step.rule for step in explained.steps] == ["model", "unknown"]
     assert "for memory" in explained.steps[0].why
     assert "(cpu)" in explained.steps[1].why
+    assert explained.exceedance is not None
+    assert explained.exceedance.cpu is None
+    assert explained.exceedance.memory is not None
     assert explained.steps[-1].amounts == explained.task.reservation

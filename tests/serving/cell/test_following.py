@@ -284,8 +284,5 @@ def test_the_exceedance_of_a_reservation_is_that_of_the_curve(bundle: Bundle) ->
     memory = served(bundle, cell(), FIXED)
     key = tuple(key_of(cell().slots[-1][0])[0].tolist())
     likely = [explain(memory.answers(key, margin=margin), Units()).exceedance for margin in MARGIN_NAMES]
-    assert all(p is not None and 0 <= p.cpu <= 1 for p in likely)
-    baseline, _, aggressive = likely
-    assert baseline is not None
-    assert aggressive is not None
-    assert baseline.cpu <= aggressive.cpu  # a higher price is exceeded less
+    baseline, _, aggressive = (p.cpu for p in likely if p is not None and p.cpu is not None)
+    assert 0 <= baseline <= aggressive <= 1  # a higher price is exceeded less
