@@ -11,7 +11,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -90,13 +90,16 @@ def serve(
         given: dict[str, Any] = {"model": model, "shadow": shadow, "token_file": token_file and token_file.absolute()}
         given |= {"log_json": log_json, "repair": repair, "clock": clock, "record": record and record.absolute()}
         given = {name: value for name, value in given.items() if value}
-        given |= {"state": None if state is None else _checked_state(state)}
+        given |= {"state": state and state.absolute()}
         settings = read_settings().model_copy(update=given)
-        if settings.record is not None:
-            _check_record(settings.record)
-        address = str(listening.getsockname()[0])
-        _check_access(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
-        start = start_model(settings)  # a problem is one line here, and would be a traceback later
+        with _leaving_no_empty_folder(settings.state, settings.record):
+            if settings.state is not None:
+                _check_state(settings.state)
+            if settings.record is not None:
+                _check_record(settings.record)
+            address = str(listening.getsockname()[0])
+            _check_access(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
+            start = start_model(settings)  # a problem is one line here, and would be a traceback later
         given |= {"model_version": start.location.version, "bundle": start.location.folder}
         url = f"{'http' if tls[0] is None else 'https'}://{_in_url(address)}:{port}"
         log.info("serving %s version %s on %s", start.location.name, start.location.version, url)
@@ -193,18 +196,30 @@ def _make_writable(folder: Path, mode: int = 0o777) -> None:
         pass
 
 
-def _checked_state(folder: Path) -> Path:
-    """Return the absolute path of a folder that this process may write into; a new one is its user's alone."""
+def _check_state(folder: Path) -> None:
+    """Refuse a folder that this process may not write into or another one holds; a new one is its user's alone."""
     try:
         _make_writable(folder, mode=0o700)
         if (cell := cell_folder(folder)).exists():
             os.close(take_lock(cell))
-        return folder.absolute()
     except OSError as error:
         raise ConfigError(
             f"the state cannot be kept in {folder} ({error.strerror}); choose another folder with --state, or "
             "--in-memory to keep nothing"
         ) from error
+
+
+@contextmanager
+def _leaving_no_empty_folder(*folders: Path | None) -> Iterator[None]:
+    """Remove folders that are new and empty where an error ends the start."""
+    new = [path for of in folders if of is not None for path in (of, *of.parents) if not os.path.exists(path)]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):  # it is not empty, or was never made
+                path.rmdir()
+        raise
 
 
 @contextmanager

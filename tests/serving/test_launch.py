@@ -162,6 +162,19 @@ def test_a_state_that_cannot_be_kept_is_refused(taken_over: list[Taken], free_po
     assert not taken_over
 
 
+def test_a_start_that_is_refused_leaves_no_new_folder_and_what_was_there(
+    taken_over: list[Taken], free_port: int, tmp_path: Path, elsewhere: Path
+) -> None:
+    (tmp_path / "kept").mkdir()
+    starts: list[Json] = [{}, {"state": Path("a/b"), "record": Path("a/c/d")}, {"state": tmp_path / "kept"}]
+    for options in starts:
+        with pytest.raises(ModelError, match="no model"):
+            launch.serve(port=free_port, model="./nowhere", **options)
+    assert not list(elsewhere.iterdir())
+    assert (tmp_path / "kept").is_dir()
+    assert not taken_over
+
+
 def test_a_folder_that_windows_cannot_be_recorded_in_is_refused_before_the_first_hour_is_lost(
     taken_over: list[Taken], free_port: int, tmp_path: Path
 ) -> None:
