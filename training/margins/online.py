@@ -335,11 +335,11 @@ class OnlineMargins:
             cells[name + "_now"][:] = 0
 
     def _solve(self, end_us: int, moment: int) -> None:
-        """Solve own prices where an hour is over, or in the first one a slot."""
+        """Solve own prices where hours are over, or in the first one a slot."""
         cells = self._cells
         if cells["begun"][0] == _UNKNOWN_US:
             cells["begun"][0] = end_us
-        over = moment // _HOUR_SLOTS != cells["clock"][0] // _HOUR_SLOTS
+        over = moment // _HOUR_SLOTS - int(cells["clock"][0]) // _HOUR_SLOTS
         if not cells["priced"].any() or not (over or not cells["begun"][1]):
             return
         expected, priced = (cells[name + "_before"] + cells[name] for name in ("expected", "priced"))
@@ -352,7 +352,8 @@ class OnlineMargins:
                 # a tier without an answer keeps its price, and has that of all before its first one
                 cells["own"][k, b] = np.where(priced > 0, found[:-1], np.where(np.isnan(before), found[-1], before))
         if over:
-            cells["expected_before"], cells["priced_before"] = expected * _HOUR_FADE, priced * _HOUR_FADE
+            fade = _HOUR_FADE**over
+            cells["expected_before"], cells["priced_before"] = expected * fade, priced * fade
             cells["expected"][:], cells["priced"][:] = 0, 0
             cells["begun"][1] = 1
 

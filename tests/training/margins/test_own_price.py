@@ -180,10 +180,14 @@ def test_prices_begin_where_the_curves_expect_a_third_of_the_budget_and_none_loo
     assert (price_of(own.own_rungs[1]) <= np.array(of_tiers)).all()
 
 
-def test_the_own_price_is_of_the_answers_of_a_day_of_which_each_hour_weighs_a_little_less_than_the_next() -> None:
+@pytest.mark.parametrize("gap_hours", [0, 5])
+def test_the_own_price_is_of_the_answers_of_a_day_of_which_each_hour_weighs_a_little_less_than_the_next(
+    gap_hours: int,
+) -> None:
     n = 25  # an hour, another one, and the first slot of the third
     windows = empty_windows(n)
     windows.end_us[:] = SLOT_US * (1 + np.arange(n))
+    windows.end_us[11:] += gap_hours * 12 * SLOT_US  # the second hour, and what follows
     windows.start_us[:] = windows.end_us - SLOT_US
     windows.limit[:] = 1.0
     windows.usage[:] = 0.1
@@ -194,9 +198,9 @@ def test_the_own_price_is_of_the_answers_of_a_day_of_which_each_hour_weighs_a_li
     begin = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
     online = OnlineMargins(begin, Budgets(0.024, 0.3), own=True)
     online.hold(np.zeros(n, np.int64), Priced(np.ones((n, 2, N_RUNGS), np.float32), None, risk), windows)
-    # eleven answers of the first hour at 23 / 24, twelve of the second: below rung 20 the mean risk is
-    # (11 * 23 / 24 * 0.48 + 12 * 0.24) / (11 * 23 / 24 + 12), from there to rung 40 without the first
-    weight = 11 * 23 / 24
+    # eleven answers of the first hour at 23 / 24 for each hour since, twelve of the second: without a gap below rung 20
+    # the mean risk is (11 * 23 / 24 * 0.48 + 12 * 0.24) / (11 * 23 / 24 + 12), from there to rung 40 without the first
+    weight = 11 * (23 / 24) ** (1 + gap_hours)
     low, high = (weight * 0.48 + 12 * 0.24) / (weight + 12), 12 * 0.24 / (weight + 12)
     place = 19 + (low - 0.3) / (low - high)
     assert online.own_rungs[1, tier_key(windows.tier)[0]] == pytest.approx([place, place], abs=1e-3)
