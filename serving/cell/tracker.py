@@ -159,7 +159,7 @@ class Tracker:
         if (row < 0).any():
             before = last_windows(self._slots.key[touched], self._tasks[touched])
             last = chosen(row >= 0, last, before)
-        return Taken(slot, windows, touched, x, row, last, np.isin(self._slots.key[touched, 0], self._opted_out))
+        return Taken(slot, windows, touched, x, row, last, self._has_opted_out(self._slots.key[touched, 0]))
 
     def sized(self, scorer: Scorer, taken: Taken) -> Scorer:
         """Return the scorer for windows just taken: one without a mean limit has that of this cell.
@@ -373,11 +373,18 @@ class Tracker:
             task, scores = np.full(n, UNKNOWN_TASK), self._scorer.nothing(n)
             task[there] = self._tasks[slot[there]]
             scores.put(np.flatnonzero(there), kept.take(slot[there]))
-        opted_out = np.isin(key[:, 0], self._opted_out)
         return Known(
-            self._scorer, self._prices, key, there, task, scores, x, opted_out, self.clock.shown_us,
-            self.clock.present_us, len(self._slots),
+            self._scorer, self._prices, key, there, task, scores, x, self._has_opted_out(key[:, 0]),
+            self.clock.shown_us, self.clock.present_us, len(self._slots),
         )  # fmt: skip
+
+    def _has_opted_out(self, collection: Ids) -> NDArray[np.bool_]:
+        """Return which collections want no estimation, shape (n,); those may be many more than are asked for."""
+        if len(self._opted_out) == 0:
+            return np.zeros(len(collection), np.bool_)
+        at = np.searchsorted(self._opted_out, collection)
+        out: NDArray[np.bool_] = self._opted_out.take(at, mode="clip") == collection
+        return out
 
     def machines(self) -> tuple[Ids, int]:
         """Return the machines of all tasks (``machine_of``), sorted, (m,), and the number of tasks that are on none."""

@@ -298,7 +298,8 @@ class Writer:
         if after > max(most, self._tracker.n_opted_out):
             raise RequestError(
                 TOO_LARGE, "too_many_collections",
-                f"the service remembers {most} collections without estimation at most (RECLAIM_MAX_TRACKED)",
+                f"the service remembers {most} collections without estimation at most (RECLAIM_MAX_TRACKED): send "
+                "`estimation: true` for those that are gone",
                 field="collections",
             )  # fmt: skip
         outcome = self._tracker.judge(facts)

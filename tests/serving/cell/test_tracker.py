@@ -235,6 +235,8 @@ def test_collections_that_opted_out_keep_their_limits_until_they_opt_in_again(me
     assert (rules[0] == OPT_OUT).all()
     assert (rules[1] != OPT_OUT).all()
     assert memory.answers((1, 0)).estimate.reservation.tolist() == [[1.0, 1.0]]
+    key = np.array([[9, 0], [8, 0], [0, 0], [1, 0], [5, 0]])
+    assert memory.tracker.look(key).opted_out.tolist() == [False, True, False, True, False]
     memory.tell(fact_rows(estimation={1: True}))
     assert (memory.answers((1, 0)).estimate.rule != OPT_OUT).all()
 

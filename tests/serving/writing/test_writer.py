@@ -494,6 +494,7 @@ def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., S
     with pytest.raises(RequestError) as refusal:
         service.facts(estimation={1: False})
     assert refusal.value.body.error.code == "too_many_collections"
+    assert "send `estimation: true` for those that are gone" in refusal.value.body.error.message
     assert service.tracker.n_opted_out == 2
     assert service.facts(estimation={5: False, 6: False}).taken == 2  # said again, it asks for no more room
     assert service.facts(estimation={5: True, 1: False}).taken == 2
