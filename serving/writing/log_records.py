@@ -18,6 +18,8 @@ WINDOWS: Final = "windows"
 FACTS: Final = "facts"
 GONE: Final = "gone"
 SETTINGS: Final = "settings"
+RECORDED: Final = "recorded"
+"""Kind without content: the recorder has written all windows and facts of the records before."""
 _COLLECTION: Final = b"collection"
 _HEARD_US: Final = b"heard_us"
 

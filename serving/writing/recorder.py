@@ -24,7 +24,7 @@ _MOST_WRITES: Final = 1_024
 
 
 class Recorder:
-    """Writes files for each hour of the windows' clock; a crash loses the hour under way.
+    """Writes files for each hour of the windows' clock; what a crash leaves unwritten is given again from the log.
 
     What cannot be written is dropped and counted, so that memory stays bounded; the next hour is tried again.
 
@@ -44,34 +44,38 @@ class Recorder:
         self._rows, self._end_us = 0, -1
         self._dropped = 0  # windows, since one was written
 
-    def take(self, windows: Windows) -> None:
-        """Keep windows, and write those of an hour that is over."""
+    def take(self, windows: Windows) -> bool:
+        """Keep windows; return whether all before them were written, as their hour is over."""
         end_us = int(windows.end_us.max())
-        if end_us // _HOUR_US > self._end_us // _HOUR_US or self._rows + len(windows) > _MOST_ROWS:
-            self.close()
+        due = end_us // _HOUR_US > self._end_us // _HOUR_US or self._rows + len(windows) > _MOST_ROWS
+        written = due and self.close()
         self._writes.append(windows)
         if len(self._writes) == _MOST_WRITES:
             self._kept.append(concatenate(self._writes))
             self._writes = []
         self._rows += len(windows)
         self._end_us = max(end_us, self._end_us)
+        return written
 
-    def take_facts(self, facts: FactRows) -> None:
-        """Keep the ends and failures of tasks, which are written with the windows of the hour."""
+    def take_facts(self, facts: FactRows) -> bool:
+        """Keep the ends and failures of tasks, which are written with the windows of the hour; return as ``take``."""
         ends = ends_table(facts.key, *(facts.columns[name] for name in (ENDED_US, FAILED, FAILED_US)))
         if not len(ends):
-            return
-        if self._rows + len(ends) > _MOST_ROWS:
-            self.close()
+            return False
+        written = self._rows + len(ends) > _MOST_ROWS and self.close()
         self._ends.append(ends)
         if len(self._ends) == _MOST_WRITES:
             self._ends = [pa.concat_tables(self._ends).combine_chunks()]
         self._rows += len(ends)
+        return written
 
-    def close(self) -> None:
-        """Write what is kept; a folder that cannot be written is reported, and writes to the service go on."""
+    def close(self) -> bool:
+        """Write what is kept, and return whether anything was.
+
+        A folder that cannot be written is reported, and writes to the service go on.
+        """
         if not self._rows:
-            return
+            return False
         windows = [*self._kept, *self._writes]
         n = sum(map(len, windows))
         try:
@@ -87,11 +91,18 @@ class Recorder:
                 log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
             self._dropped += n
             self._count("dropped", n)
+            return False
         else:
             if self._dropped:
                 log.warning("windows are recorded again; %d were not", self._dropped)
             self._dropped = 0
             self._count("written", n)
+            return True
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop what is kept: it was written."""
         self._kept, self._writes, self._ends, self._rows = [], [], [], 0
 
     def _write(self, table: str, rows: pa.Table) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.storage.store import Store
+    from reclaim.serving.writing.recorder import Recorder
 
 _PRICES: Final = "prices"
 """In a record of settings: ``Following.of``, or null."""
@@ -35,8 +36,13 @@ def recorded(settings: ServingSettings, following: Following | None) -> dict[str
     return {**facts_of(settings), _PRICES: None if following is None else following.of}
 
 
-def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer: Scorer, threads: int = 1) -> int:
+def replay_log(
+    store: Store, tracker: Tracker, settings: ServingSettings, scorer: Scorer, threads: int = 1,
+    recorder: Recorder | None = None,
+) -> int:  # fmt: skip
     """Restore a tracker from a store, under the current settings; return the number of windows folded.
+
+    The recorder is given what a process before this one did not write.
 
     Prices that followed the outcomes of the same model go on from there, to the bit: the windows since the snapshot are
     scored again. Those of another model begin where that model has them.
@@ -72,14 +78,23 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer
         if record.kind in (log_records.WINDOWS, log_records.FACTS):
             tracker.clock.read(log_records.heard_us(record.payload))
         if record.kind == log_records.WINDOWS:
-            taken = tracker.take(log_records.read_windows(record.payload))
+            windows = log_records.read_windows(record.payload)
+            if recorder is not None:
+                recorder.take(windows)
+            taken = tracker.take(windows)
             scorer = tracker.sized(scorer, taken)
             tracker.publish(taken, None if tracker.following is None else scorer.score(taken.x, taken.last))
             rows += len(taken.windows)
         elif record.kind == log_records.FACTS:
-            tracker.store_facts(log_records.read_facts(record.payload))
+            told = log_records.read_facts(record.payload)
+            if recorder is not None:
+                recorder.take_facts(told)
+            tracker.store_facts(told)
         elif record.kind == log_records.GONE:
             tracker.remove(tracker.find(log_records.read_names(record.payload)))
+        elif record.kind == log_records.RECORDED:
+            if recorder is not None:
+                recorder.forget()
         else:
             facts = json.loads(bytes(record.payload))
             apply(facts)

@@ -48,12 +48,15 @@ class Snapshotter:
     settings : ServingSettings
     wake : callable
         Has ``check`` called soon.
+    before : callable
+        Called before the log is cut: what is to be read from it again is written.
     """
 
     def __init__(
-        self, store: Store, tracker: Tracker, settings: ServingSettings, wake: Callable[[], object] = lambda: None
-    ) -> None:
-        self._store, self._tracker, self._wake = store, tracker, wake
+        self, store: Store, tracker: Tracker, settings: ServingSettings, wake: Callable[[], object] = lambda: None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._store, self._tracker, self._wake, self._before = store, tracker, wake, before
         self.settings = settings
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self.busy: Future[None] | None = None
@@ -88,6 +91,7 @@ class Snapshotter:
             self._begin(self._allocate, int(_SPARE * len(self._tracker) * self._bytes_per_task))
             return
         buffer, self._buffer = self._buffer, None
+        self._before()
         try:
             arrays = self._tracker.memory((buffer or CopyBuffer(0)).copied)
         except (MemoryError, OSError) as error:

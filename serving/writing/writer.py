@@ -73,7 +73,9 @@ class Writer:
         self._queue = WriteQueue(settings.max_waiting)
         self._scorer: Scorer | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
-        self.snapshotter = None if store is None else Snapshotter(store, tracker, settings, self._wake)
+        self.snapshotter = (
+            None if store is None else Snapshotter(store, tracker, settings, self._wake, self._write_record)
+        )
         self._recorder = None if settings.record is None else Recorder(settings.record, metrics.recorded)
         self._evict_at = 0.0
         self._recorded: dict[str, Any] = {}
@@ -103,8 +105,7 @@ class Writer:
         self._queue.close()
         if self._thread.is_alive():
             self._thread.join()
-        if self._recorder is not None:
-            self._recorder.close()
+        self._write_record()
         self._watch.close()
         if self.snapshotter is not None:
             self.snapshotter.close()
@@ -251,6 +252,8 @@ class Writer:
             admitted = self._tracker.admit(windows, in_alloc)
         if len(admitted.windows) == 0:
             return admitted.outcome, self._synced()
+        if self._recorder is not None:
+            self._note_record(self._recorder.take(admitted.windows))
         with self.timed("log"):
             if self._store is not None:
                 self._record_settings(self._store)
@@ -258,8 +261,6 @@ class Writer:
                 self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows, present_us))
         synced = self._synced()  # while it is folded
         self._fold(admitted.windows)
-        if self._recorder is not None:
-            self._recorder.take(admitted.windows)
         return admitted.outcome, synced
 
     def _record_settings(self, store: Store) -> None:
@@ -268,6 +269,16 @@ class Writer:
         if now != self._recorded:
             store.append(log_records.SETTINGS, json.dumps(now).encode())
             self._recorded = now
+
+    def _write_record(self) -> None:
+        if self._recorder is not None:
+            self._note_record(self._recorder.close())
+
+    def _note_record(self, written: bool) -> None:
+        """Note in the log that the recorder has written what came before, so that a restart does not write it again."""
+        if written and self._store is not None:
+            with suppress(StoreError):  # it is written again, and an ingest drops repeated rows
+                self._store.append(log_records.RECORDED, b"")
 
     def _synced(self) -> Future[None]:
         if self._store is None:
@@ -305,14 +316,14 @@ class Writer:
         outcome = self._tracker.judge(facts)
         present_us = self._tracker.clock.present_us
         kept = dated(facts.keep(outcome == TAKEN), present_us)
+        if self._recorder is not None:
+            self._note_record(self._recorder.take_facts(facts.keep((outcome == TAKEN) | (outcome == ENDED))))
         if self._store is not None:
             try:
                 self._store.append(log_records.FACTS, log_records.write_facts(kept, present_us))
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error
-        if self._recorder is not None:
-            self._recorder.take_facts(facts.keep((outcome == TAKEN) | (outcome == ENDED)))
         self._watch.failed(*self._tracker.failed(kept))
         self._watch.forget(self._tracker.store_facts(kept))
         refusals = facts.refusals
@@ -373,7 +384,7 @@ class Writer:
         assert self._scorer is not None
         tracker, settings = self._tracker, self._settings
         if self._store is not None:
-            self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS)
+            self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS, self._recorder)
             log.info("%d tasks restored, %d windows read from the log", len(tracker), self.recovered_rows)
         elif settings.follow:
             tracker.follow(Following(self._scorer, threads=THREADS, at_once=settings.at_once))

@@ -527,3 +527,34 @@ def test_a_failure_that_is_reported_behind_the_end_of_its_task_is_recorded_and_d
     service.close()
     (events,) = (tmp_path / "seen").glob("events-*")
     assert pq.read_table(events)[s.TIME_US].to_pylist() == [4 * W, 4 * W - 1]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_crash_loses_nothing_of_the_record_and_what_was_written_is_not_written_again(
+    start: Callable[..., Service], tmp_path: Path, saved: bool
+) -> None:
+    def recorded(name: str) -> list[tuple[int, int]]:
+        tables = [pq.read_table(file) for file in sorted((tmp_path / name).glob("usage-*"))]
+        return [row for table in tables for row in zip(*(table[c].to_pylist() for c in names), strict=True)]
+
+    names = (s.COLLECTION_ID, s.END_US)
+    service = start(record=tmp_path / "before")
+    for at in (10, 11, 12):  # an hour is over with the second
+        service.told({"task": 1, "at": at}, {"task": 2, "at": at})
+    if saved:
+        service.save()
+    service.told({"task": 3, "at": 0, "limit": None}, {"task": 1, "at": 13}, {"task": 4, "at": 1})  # the last one late
+    service.facts({"task": 2, "ended_us": 13 * W})
+    after = crashed(service, start, record=tmp_path / "after")
+    written = recorded("before")
+    after.told({"task": 1, "at": 14})
+    after.close()
+    hour = [(task, at * W) for at in (11, 12, 13) for task in (1, 2)]
+    assert written == (hour if saved else hour[:2])
+    later = recorded("after")
+    assert later == [*hour[len(written) :], (1, 14 * W), (4, 2 * W), (1, 15 * W)]
+    (events,) = (tmp_path / "after").glob("events-*")
+    assert pq.read_table(events)[s.TIME_US].to_pylist() == [13 * W]
+    again = start(after.store.folder.name, record=tmp_path / "again")  # type: ignore[union-attr]  # it has a store
+    again.close()
+    assert not (tmp_path / "again").exists()
