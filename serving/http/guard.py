@@ -195,10 +195,10 @@ class Guard:
     async def _forward(
         self, bounds: _Bounds, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, reply: _Reply
     ) -> None:
-        if scope["path"] != METRICS:
+        counted, under_way = scope["path"] != METRICS, bounds.service.requests_under_way
+        if counted:
             bounds.check_source(headers)
         bounds.check_token(headers)
-        counted, under_way = scope["path"] != METRICS, bounds.service.requests_under_way
         if counted and under_way >= bounds.settings.max_requests:
             message = f"{under_way} requests are under way, the most that this service takes at once"
             raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)

@@ -89,6 +89,7 @@ _LISTS: Final = (s.MACHINE_ID, s.COLLECTION_ID)
 """Parameters that may be given many times."""
 
 _Parameters = TypeVar("_Parameters", bound=Parameters)
+_Rows = TypeVar("_Rows", rows.UsageRows, rows.FactRows)
 Handler = Callable[[Runtime, Request, bytes], Coroutine[Any, Any, Response]]
 
 
@@ -234,12 +235,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
                 return rows.usage_from_arrow(body, settings.max_bulk_rows)
             return rows.usage_from_json(body, runtime.units, settings.max_bulk_rows)
 
-    if len(body) <= _INLINE_BYTES:
-        runtime.small_calls.note()
-        sent = read()
-    else:
-        sent = await run_in_threadpool(read)
-    done = await asyncio.wrap_future(runtime.writer.write(sent))
+    sent, done = await _written(runtime, body, read)
     if wanted == "none":
         return _json(done)
 
@@ -259,13 +255,18 @@ async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
             return rows.facts_from_arrow(body, runtime.settings.max_bulk_rows)
         return rows.facts_from_json(body, runtime.settings.max_bulk_rows)
 
+    _, done = await _written(runtime, body, read)
+    return _json(done)
+
+
+async def _written(runtime: Runtime, body: bytes, read: Callable[[], _Rows]) -> tuple[_Rows, WriteAnswer]:
+    """Return what a body says, and the outcome of its write."""
     if len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
         sent = read()
     else:
         sent = await run_in_threadpool(read)
-    done = await asyncio.wrap_future(runtime.writer.write(sent))
-    return _json(done)
+    return sent, await asyncio.wrap_future(runtime.writer.write(sent))
 
 
 async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -158,11 +158,10 @@ def _refuse_twins(body: bytes) -> None:
     json.loads(body, object_pairs_hook=of, parse_int=len, parse_float=len)
 
 
-def error_from_validation(error: ValidationError, names: Mapping[str, str] | None = None) -> RequestError:
-    """Return the refusal for the first problem that pydantic found; ``names`` replaces names of fields."""
+def error_from_validation(error: ValidationError) -> RequestError:
+    """Return the refusal for the first problem that pydantic found."""
     first = error.errors(include_url=False)[0]
     kind, loc, context = str(first["type"]), first["loc"], first.get("ctx", {})
-    loc = tuple((names or {}).get(part, part) if isinstance(part, str) else part for part in loc)
     if ROW in context:  # a rule over a whole list says which row broke it
         loc = (*loc, context[ROW])
     field = _path(loc)

@@ -212,7 +212,7 @@ class Writer:
         try:
             outcome, synced = self._take(windows, in_alloc)
             synced.result()
-        except (StoreError, ReclaimError) as error:
+        except ReclaimError as error:
             for write in batch:
                 write.done.set_exception(self._not_stored(str(error)))
             return
@@ -233,7 +233,7 @@ class Writer:
             write.outcome[chunk], synced = self._take(write.usage.windows.take(chunk), write.usage.in_alloc[chunk])
             if last:
                 synced.result()
-        except (StoreError, ReclaimError) as error:
+        except ReclaimError as error:
             write.done.set_exception(self._not_stored(str(error)))
             last = True
         else:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -34,9 +34,6 @@ from tests.serving.cell_fixtures import (
     usage_rows,
     windows_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 SETTINGS = ServingSettings(stale_s=1e9, clock="trace")
 PATIENCE_S = 120

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -52,9 +52,6 @@ from tests.serving.writing.running import (
     refused_with,
     soon,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_acknowledged_writes_are_visible_and_survive_a_power_cut(
