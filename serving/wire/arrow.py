@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reclaim.data.schema import UNKNOWN_ID
+from reclaim.data.schema import TIERS, UNKNOWN_ID
 from reclaim.data.windows import identities
 from reclaim.serving.wire.errors import BAD_REQUEST, INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.schemas import MAX_OWNER
@@ -194,8 +194,6 @@ def _vectors(array: pa.Array, length: int) -> NDArray[np.float32]:
 
 
 def _words(array: pa.Array, kind: Kind) -> NDArray[np.int64]:
-    from reclaim.data.schema import TIERS
-
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     words = encoded.dictionary.to_pylist()
     if kind == "tier":
