@@ -30,8 +30,9 @@ from reclaim.data.traces.source import RawTable
 
 _LONGEST_HEADER_BYTES: Final = 1 << 20
 _FIRST_LINES: Final = 1_000
-_MOST_LINES: Final = 100
-"""Lines that a value in quotes may have."""
+_INVALID_STATE: Final = "invalid state"
+"""Words of the query engine's error for, among others, lines that end in different ways."""
+_ENDS_DIFFER: Final = "some lines end in a carriage return and others do not; end all in a line feed"
 _DELIMITERS: Final = ",;\t|"
 _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
@@ -55,7 +56,7 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
     _check_fields(file, delimiter, len(present), stage.rejects.most)
     if not table.order:
-        _check_quotes(file, delimiter)
+        _check_quotes(file, delimiter, len(present))
     mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
     reader = (
         f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
@@ -67,7 +68,12 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     numbered = RejectsWriter(stage.work / "numbered.parquet", stage.rejects.file, stage.rejects.most)
     with numbered:
         of_rows = replace(stage, rejects=numbered)
-        taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
+        try:
+            taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
+        except DamagedFileError as error:
+            if _INVALID_STATE in str(error) and _ends_differ(file):
+                raise DamagedFileError(f"{file}: {_ENDS_DIFFER}") from error
+            raise
     broken = stage.connection.sql(
         f"SELECT line::BIGINT AS line, 'row is malformed: ' || lower(min(error_type::VARCHAR)) AS reason "
         f"FROM {_REJECTS} GROUP BY line ORDER BY line"
@@ -104,17 +110,13 @@ def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
                 return
 
 
-def _check_quotes(file: Path, delimiter: str) -> None:
-    """Raise DamagedFileError where a value in quotes does not end: the query engine leaves out all that it holds.
+def _check_quotes(file: Path, delimiter: str, fields: int) -> None:
+    """Raise DamagedFileError where a value in quotes does not end, or ends in a later row.
 
-    It says nothing of it, be that the rest of the file.
+    The query engine leaves out all that such a value holds, be that the rest of the file, and says nothing of it.
     """
     with open_bytes(file) as content:
         if not any(b'"' in part for part in iter(lambda: content.read(_LONGEST_HEADER_BYTES), b"")):
-            return
-    with open_bytes(file) as content:
-        lines = iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b"")
-        if all(line.count(b'"') % 2 == 0 for line in lines):
             return
     at_end = False
 
@@ -125,19 +127,29 @@ def _check_quotes(file: Path, delimiter: str) -> None:
                 yield line.decode("latin-1").rstrip("\r\n").replace("\r", " ") + "\n"
         at_end = True
 
-    rows, begun, closed = csv.reader(text(), delimiter=delimiter), 1, True
+    rows, begun = csv.reader(text(), delimiter=delimiter), 1
     try:
-        for _ in rows:
-            closed = not at_end and rows.line_num - begun < _MOST_LINES
-            if not closed:
+        for row in rows:
+            if at_end or (rows.line_num > begun and _has_two_rows(row, delimiter, fields)):
                 break
             begun = rows.line_num + 1
+        else:
+            return
     except csv.Error:  # a value that is longer than any name
-        closed = False
-    if not closed:
-        raise DamagedFileError(
-            f"{file}: a quote in the row that begins in line {begun} is not closed within {_MOST_LINES} lines"
-        )
+        pass
+    raise DamagedFileError(f"{file}: a quote in the row that begins in line {begun} is not closed in that row")
+
+
+def _has_two_rows(row: list[str], delimiter: str, fields: int) -> bool:
+    """Return whether two of the lines that a row was read from have all fields of one."""
+    return sum(line.count(delimiter) >= fields - 1 for line in delimiter.join(row).split("\n")) > 1
+
+
+def _ends_differ(file: Path) -> bool:
+    """Return whether one line has a carriage return, or several, and another line has none, or one."""
+    with open_bytes(file) as content:
+        lines = iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b"")
+        return len({line.count(b"\r") for line in lines if line.endswith(b"\n") or b"\r" in line}) > 1
 
 
 def _empty_lines(file: Path) -> NDArray[np.int64]:

@@ -381,13 +381,44 @@ def test_a_quote_that_is_not_closed_is_a_damaged_file_and_swallows_no_rows(
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED)))
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param('"b,0,0.5,1', 'b",300,0.5,1', id="both in the name"),
+        pytest.param('"b,0,0.5,1', '"b,300,0.5,1', id="both open"),
+        pytest.param('b,0,0.5,"1', 'b,300,0.5,1"', id="in the last value"),
+        pytest.param('b"c,0,0.5,"1', 'b,300,0.5,1"', id="an even number in each line"),
+    ],
+)
+@pytest.mark.parametrize("between", [0, 50])
+def test_a_quote_that_is_closed_in_a_later_row_swallows_no_rows(
+    first: str, second: str, between: int, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    lines = ["vm,t,used,most", "a,0,0.5,1", first, *(f"a,{300 * k},0.5,1" for k in range(1, between + 1)), second]
+    (tmp_path / "in" / "a.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(TraceError, match="a quote in the row that begins in line 3 is not closed in that row"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED), share=0.9))
+
+
+@pytest.mark.parametrize("ends", [("\n", "\r\n"), ("\r\n", "\n"), ("\n", "\r")])
+def test_a_file_whose_lines_end_in_different_ways_is_named_as_such(ends: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = f"vm,t,used{ends[0]}a,0,0.5{ends[0]}a,300,0.5{ends[1]}a,600,0.5{ends[1]}"
+    (tmp_path / "in" / "a.csv").write_text(text, newline="")
+    with pytest.raises(TraceError, match="some lines end in a carriage return and others do not; end all in a line"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
 def test_names_with_quotes_and_line_breaks_are_kept(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
+    long = "\n".join(f"{k}, {k}" for k in range(200))
     text = 'vm,t,used,most\n"a""b",0,0.5,1\n5"disk,0,0.5,1\n"c\nd",0,0.5,1\n"e,f",0,0.5,1\n'
+    text += f'"{long}",0,0.5,1\n'
     (tmp_path / "in" / "a.csv").write_text(text)
     dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED))).dataset
     found = set(dataset.table("tasks")["collection_id"].to_pylist())
-    assert found == {task_id(name) for name in ('a"b', '5"disk', "c\nd", "e,f")}
+    assert found == {task_id(name) for name in ('a"b', '5"disk', "c\nd", "e,f", long)}
 
 
 MACHINES = "google-2011-machines"
