@@ -46,7 +46,7 @@ class SampleConfig:
     def __post_init__(self) -> None:
         for name, rows in vars(self).items():
             if rows < 1:
-                raise ConfigError(f"sample.{name} must be at least 1, got {rows}")
+                raise ConfigError(f"{name} must be at least 1, got {rows}")
 
 
 class RowCounts(NamedTuple):

@@ -53,7 +53,7 @@ class SplitConfig:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConfigError(f"split.role must be one of {', '.join(ROLES)}, got {self.role!r}")
+            raise ConfigError(f"role must be one of {', '.join(ROLES)}, got {self.role!r}")
         for name in ("train_share", "valid_share", "valid_unseen_share", "test_unseen_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)}")

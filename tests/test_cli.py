@@ -58,7 +58,11 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
         ("fit=3", "fit is a table of settings"),
         ("seed=true", "seed must be int, got True"),
         ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
-        ("fit.epochs=0", "epochs must be at least 1, got 0"),
+        ("fit.epochs=0", "--set: fit.epochs must be at least 1, got 0"),
+        ("seed=-1", "--set: seed must be from 0"),
+        ("budgets.aggressive=0", "--set: budgets.baseline and aggressive must satisfy 0 < baseline"),
+        ("value.violation=0", "--set: value.violation must be above 0, got 0.0"),
+        ("value.violation=1", "--set: value.violation needs core_hour or memory_hour"),
         ("seed", "expected key=value"),
         ("seed.x.y=1", "seed must be int"),
     ],
@@ -74,13 +78,17 @@ def test_a_number_without_an_end_is_refused_before_results_cannot_hold_it(wrong:
         load_config(RecommendConfig, None, [wrong])
 
 
-def test_a_file_with_a_typo_or_invalid_toml_is_named(tmp_path: Path) -> None:
+def test_a_file_with_a_typo_a_value_out_of_range_or_invalid_toml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text("[split]\ntrain_shar = 0.5\n")
     with pytest.raises(
         ConfigError, match=r"f.toml: unknown setting 'split.train_shar'; did you mean 'split.train_share'"
     ):
         load_config(FeatureConfig, file)
+    for wrong, of in {"split]\ntrain_share": "split.train_share", "sample]\nvalid": "sample.valid"}.items():
+        file.write_text(f"[{wrong} = 0")
+        with pytest.raises(ConfigError, match=rf"f.toml: {of} must be (between 0 and 1|at least 1), got 0"):
+            load_config(FeatureConfig, file)
     file.write_text("= nothing")
     with pytest.raises(ConfigError, match=r"f.toml: not valid TOML"):
         load_config(FeatureConfig, file)

@@ -140,7 +140,10 @@ def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str
             hint = f"did you mean {'.'.join((*path, close[0]))!r}?" if close else f"known are {', '.join(names)}"
             raise ConfigError(f"{where}: unknown setting {'.'.join((*path, key))!r}; {hint}")
     converted = {key: _convert(types_[key], value, where, (*path, key)) for key, value in values.items()}
-    made = kind(**converted)  # says what it expects of a number
+    try:
+        made = kind(**converted)
+    except ConfigError as error:  # a message begins with the name of a setting
+        raise ConfigError(f"{where}: {''.join(f'{name}.' for name in path)}{error}") from error
     for key, value in converted.items():
         if isinstance(value, float) and not math.isfinite(value):  # results, which hold the settings, are JSON
             raise ConfigError(f"{where}: {'.'.join((*path, key))} must be a finite number, got {value}")

@@ -125,5 +125,5 @@ def test_how_a_dataset_is_cut_into_buckets_decides_nothing(
 
 
 def test_a_sample_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sample.valid must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"valid must be at least 1, got 0"):
         SampleConfig(valid=0)

@@ -188,5 +188,5 @@ def test_shares_and_roles_out_of_range_are_refused() -> None:
         SplitConfig(train_share=0.7, valid_share=0.3)
     with pytest.raises(ConfigError, match="must leave collections to train on"):
         SplitConfig(valid_unseen_share=0.5, test_unseen_share=0.5)
-    with pytest.raises(ConfigError, match=r"split\.role must be one of all, train, test, got 'holdout'"):
+    with pytest.raises(ConfigError, match=r"role must be one of all, train, test, got 'holdout'"):
         SplitConfig(role="holdout")

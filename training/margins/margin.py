@@ -31,7 +31,8 @@ class Budgets:
     def __post_init__(self) -> None:
         if not 0 < self.baseline <= self.aggressive < 1:
             raise ConfigError(
-                f"budgets must satisfy 0 < baseline <= aggressive < 1, got {self.baseline} and {self.aggressive}"
+                f"baseline and aggressive must satisfy 0 < baseline <= aggressive < 1, got {self.baseline} and "
+                f"{self.aggressive}"
             )
 
     def of(self, margin: str) -> float | None:

@@ -25,11 +25,11 @@ class Value:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"value.{name} must be above 0, got {value}")
+                raise ConfigError(f"{name} must be above 0, got {value}")
         if (self.violation is None) != (not self.known):
             raise ConfigError(
-                "value.violation needs value.core_hour or value.memory_hour, and each of these needs it: a price is "
-                "what a violation costs in reclaimed resources"
+                "violation needs core_hour or memory_hour, and each of these needs it: a price is what a violation "
+                "costs in reclaimed resources"
             )
 
     @property

@@ -214,7 +214,7 @@ def test_a_long_horizon_is_followed_as_slowly_as_its_outcomes_come() -> None:
 def test_a_state_of_another_budget_and_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"baseline=0\.1.*baseline=0\.2"):
         _online(0.2).restore(_online(0.1).state())
-    with pytest.raises(ConfigError, match="budgets must satisfy"):
+    with pytest.raises(ConfigError, match="baseline and aggressive must satisfy"):
         _online(1.0)
     with pytest.raises(ConfigError, match="rate must be above 0"):
         _online(rate=0.0)
