@@ -20,6 +20,7 @@ from reclaim.data.errors import ConfigError, StoreError
 
 FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Codes of the system's errors where a disk or a quota is full, or a file may not grow further."""
+_NOT_WRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LOCK: Final = "lock"
 
 
@@ -38,6 +39,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error."""
     partial = partial_of(path)
     try:
+        partial.touch()  # where nothing can be written, its error names the place; those of other libraries do not
         yield partial
         os.replace(partial, path)
     except BaseException:
@@ -175,9 +177,8 @@ def _staging_of(path: Path) -> Iterator[Path]:
 def _lock_in(folder: Path, busy: Exception) -> IO[str]:
     """Return the locked file of a folder that its holder deletes at the end."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = (folder / _LOCK).open("w")
+            file = _open_lock(folder / _LOCK)
         except FileNotFoundError:  # another process has just ended and deleted the folder
             continue
         try:
@@ -188,6 +189,20 @@ def _lock_in(folder: Path, busy: Exception) -> IO[str]:
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()  # that process deleted this lock as well, so it excludes no other process
+
+
+def _open_lock(path: Path) -> IO[str]:
+    """Open a lock file, in a folder that is made where it is missing; ConfigError where nothing can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w")
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise ConfigError(
+            f"{Path(error.filename).parent}: nothing can be written into it ({error.strerror}); let this user write "
+            "there, or name another folder, such as one with a copy of the dataset"
+        ) from error
 
 
 def lock(file: IO[str] | int, busy: Exception | None) -> None:
@@ -206,7 +221,7 @@ def lock(file: IO[str] | int, busy: Exception | None) -> None:
 @contextmanager
 def locked(path: Path, busy: Exception | None) -> Iterator[None]:
     """Hold the lock file ``path``; raise ``busy``, or wait without it, if another process has it. The file stays."""
-    with path.open("w") as file:
+    with _open_lock(path) as file:
         lock(file, busy)
         yield
 

@@ -142,7 +142,6 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
 
     if _is_taken(out) and not staging.exists() and not retired.exists():
         return there()
-    staging.mkdir(parents=True, exist_ok=True)
     busy = ConfigError(f"{out}: another ingest is writing it; wait for it or choose another folder")
     with locked(staging / LOCK, busy):
         shutil.rmtree(retired, ignore_errors=True)

@@ -11,9 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from reclaim.data.core.files import remove_left_behind, replaced_folder
+from reclaim.data.core.files import locked, remove_left_behind, replaced_folder
+from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -197,3 +199,24 @@ def test_a_file_that_the_system_refuses_is_named_and_not_called_damaged(
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)) as caught:
         dataset.table("tasks")
     assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(dataset.path / "tasks.parquet"))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_folder_in_which_nothing_can_be_written_is_named_with_the_remedy(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *_: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(os, "mkdir", refused)
+    message = rf"{tmp_path}: nothing can be written into it \({os.strerror(code)}\); let this user write there, or name"
+    with pytest.raises(ConfigError, match=message):
+        write(tmp_path / "features", "new")
+    with pytest.raises(ConfigError, match=message), locked(tmp_path / "tune" / "lock", None):
+        pass
+
+
+def test_the_error_of_a_file_that_cannot_be_written_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        TableWriter(tmp_path / "none" / "a.parquet", pa.schema([("a", pa.int64())]))
+    assert raised.value.filename == f"{tmp_path / 'none' / 'a.parquet'}.partial"

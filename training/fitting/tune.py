@@ -159,7 +159,6 @@ def tune(
     sources = open_sources(datasets)
     key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
-    file.parent.mkdir(parents=True, exist_ok=True)
     busy = ConfigError(f"{file}: another process is at this search; wait for it")
     with locked(file.with_suffix(".lock"), busy), _quiet():
         study = _open_study(file, key)

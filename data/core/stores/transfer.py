@@ -65,7 +65,6 @@ def fetch_folder(folder: Path, to: Path, last: str) -> None:
     ConfigError, DataError
         As of ``reached``, or the folder was replaced while it was read.
     """
-    to.parent.mkdir(parents=True, exist_ok=True)
     with locked(to.with_name(to.name + ".lock"), None):
         newest = content_of(folder / last)
         if (to / last).is_file() and (to / last).read_bytes() == newest:

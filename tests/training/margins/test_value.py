@@ -38,7 +38,7 @@ def test_the_reservation_of_that_price_earns_most() -> None:
     "settings", [{"core_hour": 0.1}, {"violation": 1.0}, {"core_hour": 0.0, "violation": 1.0}, {"memory_hour": -1.0}]
 )
 def test_half_a_value_and_impossible_ones_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="must be above 0, got|violation needs core_hour or memory_hour"):
+    with pytest.raises(ConfigError, match=r"must be above 0, got|violation needs core_hour or memory_hour"):
         Value(**settings)
 
 
