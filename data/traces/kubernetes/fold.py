@@ -30,6 +30,8 @@ GONE_US: Final = GONE_MS * 1_000
 """Time without a sample after which a container has ended."""
 _SKEW_US: Final = 60_000_000
 """Time by which recorded starts and ends may differ from the samples': clocks differ, and so do scrapes."""
+_LARGEST_US: Final = 35 * s.DAY_US
+"""Time for which the largest usage of a collection outlives its tasks: a job of every month is back by then."""
 _RATIO: Final = 2.0
 """The limit of what has none, over the largest usage so far."""
 Labels = tuple[tuple[str, str], ...]
@@ -124,7 +126,7 @@ class Fold:
         self.tasks: dict[ContainerKey, Task] = {}
         self.first_seen_us: dict[int, tuple[int, Task]] = {}
         self.machines: list[dict[str, Any]] = []
-        self._largest: dict[int, NDArray[np.float64]] = {}
+        self._largest: dict[int, tuple[NDArray[np.float64], int]] = {}
         self._tails = {role: Tails() for role in USAGE}
         self._nodes: dict[str, dict[str, AsOf]] = {}
         self._start_us = -1
@@ -228,7 +230,7 @@ class Fold:
         """Forget tasks that were last seen, or never seen and last started, before a time, and their pods.
 
         Of the others, what was over before then is forgotten, as are nodes without a task that were last listed before,
-        and events of machines so far. What is largest of a collection stays: limits rest on it.
+        and events of machines so far. What is largest of a collection stays for ``_LARGEST_US``: limits rest on it.
         """
         self.tasks = {
             key: task
@@ -243,6 +245,7 @@ class Fold:
             node: of for node, of in self._nodes.items()
             if node in places or any(amount.last[1] >= before_us for amount in of.values())
         }  # fmt: skip
+        self._largest = {k: of for k, of in self._largest.items() if of[1] >= before_us - _LARGEST_US}
         self.machines = []
         self._owners.keep({key[:3] for key in self.tasks})
 
@@ -448,12 +451,13 @@ class Fold:
         edges = np.flatnonzero(np.diff(collection[order], prepend=-1, append=-1)).tolist() if len(order) else []
         for low, high in pairwise(edges):
             rows = order[low:high]
-            known = self._largest.get(int(collection[rows[0]]), np.zeros(2))
+            known, _ = self._largest.get(int(collection[rows[0]]), (np.zeros(2), 0))
             so_far = np.maximum.accumulate(np.fmax(np.nan_to_num(usage[rows]), known), axis=0)
             # windows that end together know of each other
             last = np.searchsorted(found.end_us[rows], found.end_us[rows], side="right") - 1
             largest[rows] = so_far[last]
-            self._largest[int(collection[rows[0]])] = so_far[-1].copy()  # a view keeps all of it
+            # a view keeps all of it
+            self._largest[int(collection[rows[0]])] = so_far[-1].copy(), int(found.end_us[rows[-1]])
         request = np.stack([columns[name] for name in USAGE_EXTRAS[:2]], axis=1)
         enforced = np.stack([columns[name] for name in USAGE_EXTRAS[2:]], axis=1)
         node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)

@@ -135,11 +135,14 @@ class Owners:
                 _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
 
     def keep(self, pods: Set[PodKey]) -> None:
-        """Forget all pods but these, and the sets and jobs that own none of them."""
+        """Forget all pods but these, the sets and jobs that own none of them, and scalers that are gone."""
         self.pods = {pod: facts for pod, facts in self.pods.items() if pod in pods}
         owners = {(cluster, namespace, facts.owner_name) for (cluster, namespace, _), facts in self.pods.items()}
         self.sets = {name: owner for name, owner in self.sets.items() if name in owners}
         self.jobs = {name: owner for name, owner in self.jobs.items() if name in owners}
+        self.scalers = {of: said for of, said in self.scalers.items() if self._still(of[0], said[1])}
+        scalers = {(cluster, namespace, name) for (cluster, namespace, *_), (name, _) in self.scalers.items()}
+        self.targets = {scaler: held for scaler, held in self.targets.items() if scaler in scalers}
 
     def listed(self, pod: PodKey) -> bool:
         """Return whether a pod is listed still, as far as the exporter that lists pods has said."""

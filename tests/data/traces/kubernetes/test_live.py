@@ -271,9 +271,12 @@ def test_what_is_kept_of_a_container_that_restarts_all_the_time_is_bounded() -> 
     assert len(made._fold._nodes) <= 12 + 1
 
 
-def test_a_task_that_is_gone_for_a_day_is_forgotten_and_its_largest_usage_is_not() -> None:
+@pytest.mark.parametrize(("days", "limit"), [(1, 8.0), (34, 8.0), (37, 0.25)])
+def test_a_task_that_is_gone_for_a_day_is_forgotten_and_its_largest_usage_a_month_later(
+    days: int, limit: float
+) -> None:
     """Without an enforced limit, the limit is a power of two at or above twice the largest usage so far."""
-    day_s = 24 * 3600
+    day_s = days * 24 * 3600
     early, late = pod("cart-7d9f8b6c5x-early", 0, HOUR_S, cores=3.0), pod("cart-7d9f8b6c5x-later", 0, HOUR_S, cores=0.1)
     made = LiveFold(DIALECT)
     live(early, 2 * 3600, 7200, made)
@@ -287,4 +290,22 @@ def test_a_task_that_is_gone_for_a_day_is_forgotten_and_its_largest_usage_is_not
         slots += made.take(part_of(shifted, at * 1000, (at + PIECE_S) * 1000), at * US, (at + PIECE_S) * US)
     assert [task.key.pod for task in made.tasks().values()] == ["cart-7d9f8b6c5x-later"]
     limits = {row[s.CPU_LIMIT] for slot in slots for row in slot.windows.to_pylist()}
-    assert limits == {8.0}  # 2 * 3 cores of the one that is forgotten
+    assert limits == {limit}  # of 2 * 3 cores of the one that is forgotten, or of 2 * 0.1
+
+
+def test_what_is_kept_of_jobs_and_scalers_that_come_once_is_bounded() -> None:
+    """Every day another job and another scaler, for a hundred days."""
+    made, day_s = LiveFold(DIALECT), 24 * 3600
+    for k in range(100):
+        at, job = k * day_s, {**APP, "pod": f"run-{k}-abcde"}
+        scaler = {"namespace": f"preview-{k}", "horizontalpodautoscaler": "h"}
+        made.take({
+            "cpu": [one(job, counter(at, at + 600, 1.0))],
+            "owner": [one({**job, "owner_kind": "Job", "owner_name": f"run-{k}"}, beat(at, at + 600))],
+            "autoscaler": [one({**scaler, "scaletargetref_kind": "Deployment", "scaletargetref_name": "cart"},
+                               beat(at, at + 600))],
+            "autoscaler_target": [one({**scaler, "metric_name": "cpu", "metric_target_type": "utilization"},
+                                      beat(at, at + 600))],
+        }, (T0 + at) * US, (T0 + at + 600) * US)  # fmt: skip
+    assert len(made._fold._largest) == 37
+    assert len(made._owners.scalers) == len(made._owners.targets) == 1
