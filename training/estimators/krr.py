@@ -31,7 +31,7 @@ _TASK: Final = np.dtype(
         ("below", "i4"),  # samples in the buckets before it
         ("count", "i4", len(RESOURCES)),  # samples of all days
         ("full", "?"),  # whether memory reached the limit in the last window
-        ("days", "i2", (_DAYS, len(RESOURCES))),  # samples by day
+        ("days", "i4", (_DAYS, len(RESOURCES))),  # samples by day
         ("largest", "f4", _DAYS),  # memory over the limit by day
         ("killed", "u1", _DAYS),  # whether there was an out-of-memory kill
     ],
@@ -80,7 +80,7 @@ class KrrEstimator(Estimator):
         self._memory = {
             "task": np.zeros(0, _TASK),
             "count": np.zeros((0, len(_GRID.start)), np.int32),
-            "daily": np.zeros((0, _DAYS, len(_GRID.start)), np.uint16),
+            "daily": np.zeros((0, _DAYS, len(_GRID.start)), np.int32),
         }
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:

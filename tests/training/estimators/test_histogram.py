@@ -221,6 +221,20 @@ def test_krr_forgets_after_two_weeks(make_windows: MakeWindows) -> None:
     assert memory.tolist() == pytest.approx([0.8 * 1.15] * 14 + [0.1 * 1.15] * 31)
 
 
+@pytest.mark.parametrize("length_s", [1, 2])
+def test_krr_forgets_windows_of_a_second_as_others(length_s: int, make_windows: MakeWindows) -> None:
+    """A day has more of them than 16 bits count."""
+    day = 86_400 // length_s
+    windows = make_windows([0.9] * day + [0.1] * 100, [0.8] * day + [0.1] * 100)
+    windows.end_us[:] = length_s * 1_000_000 * np.arange(1, day + 101)
+    windows.end_us[day:] += 14 * DAY_US
+    cpu, memory = KrrEstimator(min_samples=100).update(_slot(windows), windows).reservation.T
+    grid = Grid(0.001, 1.0)
+    low, high = grid.end_of(grid.bucket_of(np.array([0.1, 0.9])))
+    assert cpu[[day - 1, -2, -1]].tolist() == [high, 1.0, low]  # two weeks later until there are enough: the limit
+    assert memory[[day - 1, -2, -1]].tolist() == pytest.approx([0.8 * 1.15, 1.0, 0.1 * 1.15])
+
+
 def test_krr_reserves_a_quarter_more_than_the_limit_that_killed(make_windows: MakeWindows) -> None:
     windows = make_windows([0.1] * 3, [0.5, 0.99, 0.2], scheduled_us=1)
     windows.scheduled_us[2] = windows.start_us[2]
