@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from reclaim.data.traces.history import (
     split,
     write_piece,
 )
+
+log = logging.getLogger(__name__)
 
 SAMPLES_AT_ONCE: Final = 6_000_000
 """Samples of pieces that are read together, by plan: 100 MB."""
@@ -173,7 +176,7 @@ def extend_history(
     history = History.known(out)
     with Ledger(out) as ledger:
         longer = history.until(max(history.range_s[1], _latest_s(now_s)))
-        report = _fetch(config_of(history, access), history.dialect, longer, ledger, progress=progress)
+        report = _fetch(config_of(history, access), history.dialect, longer, ledger, progress=progress, now_s=now_s)
         if longer.record != history.record:
             write_json(out / RECORD, longer.record)
         return report
@@ -213,8 +216,9 @@ def config_of(history: History, access: Access) -> HistoryConfig:
 def _fetch(
     config: HistoryConfig, dialect: Dialect, history: History, ledger: Ledger, *,
     progress: Callable[[float], None] | None = None, say: Callable[[str], None] | None = None,
+    now_s: float | None = None,
 ) -> HistoryReport:  # fmt: skip
-    """Fetch the pieces that a history lacks."""
+    """Fetch the pieces that a history lacks; one that goes on up to now may have a gap."""
     out = history.folder
     start_s, end_s = history.range_s
     starts = list(history.starts_s())
@@ -238,7 +242,7 @@ def _fetch(
         without = external_labels(client, metrics[0], transport, start_s, end_s)
         if len(left) < len(starts):
             last = piece_path(out, max(set(starts).difference(left)))
-            _check_same(client, metrics[0], transport, last, without)
+            _check_same(client, metrics[0], transport, last, without, now_s)
         planned = ledger.get("plan", "")
         pieces = planned.get("pieces", len(starts))
         per_piece = {role: n / pieces for role, n in planned.get("by_role", {}).items()}
@@ -351,22 +355,34 @@ def _other(config: HistoryConfig, dialect: Dialect, history: History) -> set[str
     return other | ({"dialect"} if history.record["dialect"] != dialect.text else set())
 
 
-def _check_same(client: Client, metric: Metric, transport: str, piece: Path, without: Labels) -> None:
-    """Raise ConfigError where a server has not one series of a piece that is there.
+def _check_same(
+    client: Client, metric: Metric, transport: str, piece: Path, without: Labels, now_s: float | None
+) -> None:
+    """Raise ConfigError where a server has not one series of a piece that is there: at its end, or now, where given.
 
-    An address says little: behind a forwarded port each cluster has the same one, and one server has several.
+    An address says little: behind a forwarded port each cluster has the same one, and one server has several. A server
+    that lost its data has the containers that are still there.
     """
     rows = read_piece(piece, {metric.role}).get(metric.role, [])
     if not rows:
         return
-    past_ms = max(int(row.time_ms[-1]) for row in rows) + 1
     known = {row.labels for row in rows}
-    found = read_series(client, metric, transport, past_ms - _COMPARED_MS, past_ms, without=without)
-    if not any(row.labels in known for row in found):
+
+    def has_some(past_ms: int) -> bool:
+        found = read_series(client, metric, transport, past_ms - _COMPARED_MS, past_ms, without=without)
+        return any(row.labels in known for row in found)
+
+    if has_some(max(int(row.time_ms[-1]) for row in rows) + 1):
+        return
+    if now_s is None or not has_some(round(now_s * 1000)):
         raise ConfigError(
             f"{client.url}: has no series of {metric.name} that {piece} holds, so it is another server, or keeps that "
             "time no longer; pass the address that the history is from, or fetch into another folder"
         )
+    log.warning(
+        "%s: has containers of %s now and no longer those samples; the history has a gap where it has nothing",
+        client.url, piece,
+    )  # fmt: skip
 
 
 def _range(config: HistoryConfig) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.job import shorten_history
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.dialect import parse_dialect
-from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut
+from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold
 from reclaim.serving.client.client import Client, ServiceError
@@ -474,6 +474,25 @@ def test_the_history_grows_and_is_one_that_was_fetched(history: Path, service: s
     assert History.open(history).range_s == (T0, T0 + 3 * PIECE_S)
     for path in (whole / "samples").iterdir():
         assert (history / "samples" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("lost_s", [2.5 * HOUR_S, 4 * HOUR_S])
+def test_a_history_goes_on_with_a_gap_where_the_prometheus_lost_its_data_and_with_no_other_cluster(
+    lost_s: float, history: Path, service: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A feed is begun after four hours; what was scraped in the last hour and a half is there, or of ten minutes."""
+    left = cut(SERIES, round((T0 + lost_s) * 1000), (T0 + 9 * HOUR_S) * 1000)
+    moment = Moment(4.2 * HOUR_S, 5 * HOUR_S)
+    with pytest.raises(ConfigError, match=r"has no series of container_cpu\w+ that .* so it is another server"):
+        run(history, service, moment, series=renamed(left, "elsewhere"))
+    said: list[str] = []
+    run(history, service, moment, series=left, said=said)
+    assert "has containers of" in caplog.text
+    opened = History.open(history)
+    assert opened.range_s == (T0, T0 + 2 * PIECE_S)
+    fetched = read_piece(list(opened.pieces())[-1])
+    assert bool(fetched) == (lost_s < 4 * HOUR_S)
+    assert len(known(service)) == 2  # the two that are there since the beginning
 
 
 def test_with_once_it_ends_when_the_service_knows_all_and_sends_the_last_slot_alone_the_next_time(
