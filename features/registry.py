@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -33,12 +33,20 @@ class Feature:
         Formulas are over the windows that ended at or before t; "recent" ones are the last 24 at most.
     missing : str
         What the value is where there is nothing to compute it from.
+    corrected : str
+        Better words than the formula, which names the version of trained models and stays until that is raised.
     """
 
     name: str
     formula: str
     unit: str
     missing: str = "NaN"
+    corrected: str = field(default="", repr=False)
+
+    @property
+    def words(self) -> str:
+        """The formula for a reader."""
+        return self.corrected or self.formula
 
 
 RECENT_WINDOWS: Final = 24
@@ -67,7 +75,13 @@ _STATISTICS: Final = (
         "of limit",
     ),
     Feature("max_ever", "largest since the task was first seen", "of limit"),
-    Feature("slow_max", "maximum that decays towards the value with a half-life of 12 hours", "of limit"),
+    Feature(
+        "slow_max",
+        "maximum that decays towards the value with a half-life of 12 hours",
+        "of limit",
+        corrected="maximum that decays towards the value with a half-life of 12 hours; not over the time before a "
+        "window that lacks the value",
+    ),
     Feature("ewm_1h", "mean with weights that halve every hour", "of limit"),
     Feature("ewm_12h", "mean with weights that halve every 12 hours", "of limit"),
     Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
@@ -137,7 +151,8 @@ _SINGLE: Final = (
 _RATE: Final = "slope of memory over {over}, over what is left to the limit, 0.5 % of it at least; from -64 to 64"
 _OOM: Final = (
     Feature("memory_rate_30m", _RATE.format(over="the windows of this run that ended within 30 minutes (2 hours, "
-            "where those are fewer than two)"), "per h"),
+            "where those are fewer than two)"), "per h", corrected=_RATE.format(over="the windows of this run that "
+            "ended within 30 minutes (of fewer than two, the last two that ended within 2 hours)")),
     Feature("memory_rate_2h", _RATE.format(over="the windows of this run that ended within 2 hours"), "per h"),
     Feature("memory_rate_6h", _RATE.format(over="the maxima of this clock hour and the 5 before it that lie within "
             "this run (its windows of 2 hours, where those are fewer than two)"), "per h"),
@@ -196,13 +211,13 @@ def _related_features() -> tuple[Feature, ...]:
         for signal in SIGNALS:
             for f in _OF_GROUP + (_NOW if kind == GROUP_KINDS[0] else ()):
                 name = f"{kind}_{signal}_{f.name}"
-                features.append(Feature(name, f.formula.format(others=others), f.unit, f.missing))
+                features.append(replace(f, name=name, formula=f.formula.format(others=others)))
     return tuple(features)
 
 
 FEATURES: Final = (
-    *(Feature(f"{signal}_{f.name}", f.formula, f.unit, f.missing) for signal in SIGNALS for f in _STATISTICS),
-    *(Feature(f"{resource}_{f.name}", f.formula, f.unit, f.missing) for resource in RESOURCES for f in _RESOURCE),
+    *(replace(f, name=f"{signal}_{f.name}") for signal in SIGNALS for f in _STATISTICS),
+    *(replace(f, name=f"{resource}_{f.name}") for resource in RESOURCES for f in _RESOURCE),
     *_SHAPE,
     *_SINGLE,
     *_OOM,

@@ -240,6 +240,10 @@ def _close_member(
     m: Any,  # a record of MEMBER, changed
     at: int,
 ) -> None:
+    """Count what is pending of slots before ``at``; a task without a window for ``IDLE_SLOTS`` begins again.
+
+    In a group that goes on it is then a new task, and what it did before is that of another one.
+    """
     if m.at >= at:
         return
     if at - m.at > IDLE_SLOTS:

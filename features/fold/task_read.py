@@ -67,7 +67,11 @@ def _percentiles(
     i: int,
     o: int,
 ) -> None:
-    """Write percentiles of histogram ``h``: upper edges of the bins beyond which the shares lie, at ``o + at``."""
+    """Write percentiles of histogram ``h`` at ``o + at``.
+
+    Each is the upper edge of the lowest bin beyond which no more than the share lies: a share that lies beyond an edge
+    exactly has that edge.
+    """
     total = s.total[h]
     n = len(beyond)
     if not total > 0.0:

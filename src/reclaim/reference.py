@@ -73,7 +73,7 @@ def render() -> str:
         "",
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",
-        *(f"| `{f.name}` | {f.formula} | {f.unit} | {f.missing} |" for f in FEATURES),
+        *(f"| `{f.name}` | {f.words} | {f.unit} | {f.missing} |" for f in FEATURES),
         "",
         "## Targets and splits",
         "",

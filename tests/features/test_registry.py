@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.windows import MEMORY_MAX, Cell, Windows, empty_windows
 from reclaim.features.fold.stateless import features_of_histories
-from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.registry import FEATURE_NAMES, Feature
 
 _PERMUTED = """
 import ast, importlib.util, sys
@@ -77,3 +77,10 @@ def test_every_feature_keeps_its_values_when_the_order_of_the_registry_changes(t
         assert sorted(permuted) == sorted(FEATURE_NAMES)
         for name, column in zip(FEATURE_NAMES, _features().T, strict=True):
             np.testing.assert_array_equal(permuted[name], column, name, strict=True)
+
+
+def test_words_that_are_corrected_do_not_make_another_definition() -> None:
+    wrong = Feature("a", "wrong words", "ratio")
+    right = Feature("a", "wrong words", "ratio", corrected="right words")
+    assert right.words == "right words"
+    assert repr(right) == repr(wrong)

@@ -87,6 +87,14 @@ def test_rates_are_slopes_over_what_is_left(history: Maker, fold: Fold) -> None:
     assert x[19, AT.memory_run_max] == np.float32(0.29)
 
 
+def test_a_rate_of_half_an_hour_is_of_the_last_two_windows_where_it_has_fewer(history: Maker, fold: Fold) -> None:
+    windows = runs(history, [0.1, 0.2, 0.5])
+    windows.end_us[:] = windows.end_us[0] + 2_400 * S * np.arange(3)  # 40 minutes apart
+    x = fold(windows).x
+    assert x[2, AT.memory_rate_30m] == pytest.approx(0.3 / (2 / 3) / (1 - 0.5), rel=1e-4)
+    assert x[2, AT.memory_rate_2h] == pytest.approx(0.4 / (4 / 3) / (1 - 0.5), rel=1e-4)
+
+
 def test_a_rate_of_six_hours_is_of_hourly_maxima(history: Maker, fold: Fold) -> None:
     memory = [0.10 + 0.01 * (k // 12) for k in range(72)]  # 0.01 each hour, on the hour
     x = fold(runs(history, memory, start_s=0)).x
