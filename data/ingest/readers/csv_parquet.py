@@ -91,23 +91,27 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     return taken
 
 
+def _lines_of(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, a longer one than any can be in parts."""
+    with open_bytes(file) as content:
+        yield from iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b"")
+
+
 def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
     """Raise TraceError where rows begin with so many of another number of fields that the run would fail.
 
     The query engine remembers each in memory, and tells of them at the end.
     """
-    lines = malformed = 0
-    with open_bytes(file) as content:
-        for line in iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b""):
-            lines += 1
-            malformed += bool(line.strip()) and line.count(delimiter.encode()) + 1 < fields
-            if malformed > HOPELESS:
-                raise TraceError(
-                    f"{file}: {malformed} of the first {lines} rows have fewer than {fields} fields, far more than "
-                    f"{most:.3%} (--max-reject-share), so reading stopped; last line {lines}: {line[:80]!r}"
-                )
-            if lines % _FIRST_LINES == 0 and malformed <= max(HOPELESS_SHARE, most) * lines:
-                return
+    malformed = 0
+    for lines, line in enumerate(_lines_of(file), 1):
+        malformed += bool(line.strip()) and line.count(delimiter.encode()) + 1 < fields
+        if malformed > HOPELESS:
+            raise TraceError(
+                f"{file}: {malformed} of the first {lines} rows have fewer than {fields} fields, far more than "
+                f"{most:.3%} (--max-reject-share), so reading stopped; last line {lines}: {line[:80]!r}"
+            )
+        if lines % _FIRST_LINES == 0 and malformed <= max(HOPELESS_SHARE, most) * lines:
+            return
 
 
 def _check_quotes(file: Path, delimiter: str, fields: int) -> None:
@@ -122,9 +126,8 @@ def _check_quotes(file: Path, delimiter: str, fields: int) -> None:
 
     def text() -> Iterator[str]:
         nonlocal at_end
-        with open_bytes(file) as content:
-            for line in iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b""):
-                yield line.decode("latin-1").rstrip("\r\n").replace("\r", " ") + "\n"
+        for line in _lines_of(file):
+            yield line.decode("latin-1").rstrip("\r\n").replace("\r", " ") + "\n"
         at_end = True
 
     rows, begun = csv.reader(text(), delimiter=delimiter), 1
@@ -147,18 +150,15 @@ def _has_two_rows(row: list[str], delimiter: str, fields: int) -> bool:
 
 def _ends_differ(file: Path) -> bool:
     """Return whether one line has a carriage return, or several, and another line has none, or one."""
-    with open_bytes(file) as content:
-        lines = iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b"")
-        return len({line.count(b"\r") for line in lines if line.endswith(b"\n") or b"\r" in line}) > 1
+    return len({line.count(b"\r") for line in _lines_of(file) if line.endswith(b"\n") or b"\r" in line}) > 1
 
 
 def _empty_lines(file: Path) -> NDArray[np.int64]:
     numbers, number = [], 1
-    with open_bytes(file) as content:
-        for line in iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b""):
-            if not line.strip():
-                numbers.append(number)
-            number += line.endswith(b"\n")
+    for line in _lines_of(file):
+        if not line.strip():
+            numbers.append(number)
+        number += line.endswith(b"\n")
     return np.array(numbers, np.int64)
 
 
