@@ -55,8 +55,7 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     delimiter, present, headed = _layout(table, file)
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
     _check_fields(file, delimiter, len(present), stage.rejects.most)
-    if not table.order:
-        _check_quotes(file, delimiter, len(present))
+    within = np.empty(0, np.int64) if table.order else _lines_within_rows(file, delimiter, len(present))
     mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
     reader = (
         f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
@@ -78,17 +77,21 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
         f"SELECT line::BIGINT AS line, 'row is malformed: ' || lower(min(error_type::VARCHAR)) AS reason "
         f"FROM {_REJECTS} GROUP BY line ORDER BY line"
     ).to_arrow_reader()
-    malformed = [np.empty(0, np.int64)]
+    malformed = [within]
     for batch in broken:
-        malformed.append(np.asarray(batch.column(0)))
+        malformed.append(_renumbered(np.asarray(batch.column(0)), within))
         stage.rejects.add(malformed[-1], batch.column(1))
     if numbered.count:  # rows were numbered without the malformed and the empty lines before them
         missed = np.union1d(np.concatenate(malformed), _empty_lines(file))
-        before = missed - np.arange(len(missed))
         for lines, reasons in numbered.batches():
-            stage.rejects.add(lines + np.searchsorted(before, lines, side="right"), reasons)
+            stage.rejects.add(_renumbered(lines, missed), reasons)
     numbered.path.unlink()
     return taken
+
+
+def _renumbered(lines: NDArray[np.int64], missed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers in the file of lines that were numbered without the missed ones, which rise."""
+    return lines + np.searchsorted(missed - np.arange(len(missed)), lines, side="right")
 
 
 def _lines_of(file: Path) -> Iterator[bytes]:
@@ -114,15 +117,19 @@ def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
             return
 
 
-def _check_quotes(file: Path, delimiter: str, fields: int) -> None:
-    """Raise DamagedFileError where a value in quotes does not end, or ends in a later row.
+def _lines_within_rows(file: Path, delimiter: str, fields: int) -> NDArray[np.int64]:
+    """Return the lines that a row goes on in, which the query engine does not number.
 
-    The query engine leaves out all that such a value holds, be that the rest of the file, and says nothing of it.
+    Raises
+    ------
+    DamagedFileError
+        A value in quotes does not end, or ends in a later row. The query engine leaves out all that such a value holds,
+        be that the rest of the file, and says nothing of it.
     """
     with open_bytes(file) as content:
         if not any(b'"' in part for part in iter(lambda: content.read(_LONGEST_HEADER_BYTES), b"")):
-            return
-    at_end = False
+            return np.empty(0, np.int64)
+    at_end, within = False, list[int]()
 
     def text() -> Iterator[str]:
         nonlocal at_end
@@ -135,9 +142,10 @@ def _check_quotes(file: Path, delimiter: str, fields: int) -> None:
         for row in rows:
             if at_end or (rows.line_num > begun and _has_two_rows(row, delimiter, fields)):
                 break
+            within += range(begun + 1, rows.line_num + 1)
             begun = rows.line_num + 1
         else:
-            return
+            return np.array(within, np.int64)
     except csv.Error:  # a value that is longer than any name
         pass
     raise DamagedFileError(f"{file}: a quote in the row that begins in line {begun} is not closed in that row")

@@ -410,6 +410,15 @@ def test_a_file_whose_lines_end_in_different_ways_is_named_as_such(ends: tuple[s
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
+def test_the_lines_of_rejects_count_line_breaks_within_names(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = 'vm,t,used\n"b\nb\n\nb",0,1\na,300,lots\n\na,600\na,900,-1\n"c\nc",0,x\na,1200,x\n'
+    (tmp_path / "in" / "a.csv").write_text(text)
+    ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9))
+    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet")
+    assert rejects[s.REJECT_LINE].to_pylist() == [6, 8, 9, 10, 12]
+
+
 def test_names_with_quotes_and_line_breaks_are_kept(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     long = "\n".join(f"{k}, {k}" for k in range(200))
