@@ -71,7 +71,7 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
     longest_us : int or None
         The longest window by the trace's own document.
     """
-    collection, index, start_us, end_us = (_integers(usage, name) for name in (*s.TASK_KEY, s.START_US, s.END_US))
+    collection, index, start_us, end_us = (values_of(usage[name]) for name in (*s.TASK_KEY, s.START_US, s.END_US))
     overlaps, far = _steps(collection, index, start_us, end_us)
     counts: dict[str, Any] = {OVERLAP: overlaps, FAR: far}
     for defect, mean, limit in (
@@ -88,10 +88,6 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
         values = values_of(column.flatten(), np.nan)
         counts[defect] = _falls(values.reshape(max(len(column) - column.null_count, 1), -1)) if len(values) else 0
     return {name: int(counts.get(name, 0)) for name in DEFECTS}
-
-
-def _integers(usage: pa.Table, name: str) -> NDArray[np.int64]:
-    return np.asarray(values_of(usage[name]), np.int64)
 
 
 def _floats(usage: pa.Table, name: str) -> NDArray[np.float64]:

@@ -74,7 +74,7 @@ class IngestConfig:
     workers: int = 1
     """Number of workers, as far as the memory allows; 0: one for each core."""
     engine: str = "local"
-    """Engine that runs them: ``local``, or ``ray``."""
+    """Engine that runs them, one of ``ENGINES``."""
 
     def __post_init__(self) -> None:
         if self.trace not in TRACES:

@@ -180,7 +180,7 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
         stage = Stage(connection, work, job.threads, writer, rejects)
-        taken = _READERS[_kind(path)](stage, table, path)
+        taken = _READERS[path.name.removesuffix(".gz").rsplit(".", 1)[-1]](stage, table, path)
     if table.name == "usage" and table.where == "true" and not taken.rows and not rejects.count:
         raise DamagedFileError(f"{path}: no rows")
     shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, rejects.count, n_bytes,
@@ -188,7 +188,3 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
     facts = {key: value for key, value in asdict(shard).items() if key not in ("table", "reading", "file", "folder")}
     write_json(work / DONE, {"identity": identity, "taken": facts})
     return shard
-
-
-def _kind(file: Path) -> str:
-    return file.name.removesuffix(".gz").rsplit(".", 1)[-1]

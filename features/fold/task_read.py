@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from reclaim.data.core.jit import LENT
-from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.data.schema import DAY_US, RESOURCES, TIERS
 from reclaim.features.fold.task_oom import add_to_trend, began_us, slope, write_oom
 from reclaim.features.fold.task_record import (
     BIN_FIRST,
@@ -52,8 +52,7 @@ _PER_HOUR: Final = 1.0 / HOUR_US
 _HEAVIEST: Final = 64.0
 """``cpu_tail_weight`` is cut off here: beyond, the denominator is rounding."""
 _LARGEST: Final = np.float32(LARGEST)
-_DAY_US: Final = 24 * HOUR_US
-_WEEK_US: Final = 7 * _DAY_US
+_WEEK_US: Final = 7 * DAY_US
 
 
 @numba.njit(**LENT)
@@ -303,7 +302,7 @@ def _singles(
             least = v
     age_h = max(s.end_us - began_us(s), 0) / HOUR_US
     time_us = (s.end_us - monday_us) % _WEEK_US
-    day = np.float32(2.0 * math.pi * (time_us % _DAY_US) / _DAY_US)
+    day = np.float32(2.0 * math.pi * (time_us % DAY_US) / DAY_US)
     out[i, AT.memory_mean] = s.memory_mean * scale
     out[i, AT.memory_growth_6h] = (last[1] - least) * scale
     out[i, AT.memory_slope_2h] = slope(trend) * scale

@@ -12,7 +12,7 @@ from reclaim.data.core.histogram import bucket_of, percentile_at
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.oom import OOM_SHARE
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import DAY_US, RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import Estimate, Estimator, grid, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import Grid
@@ -20,7 +20,6 @@ from reclaim.training.estimators.histogram import Grid
 _GRID: Final = Grid(0.001, 1.0)
 """Of CPU over the limit, which is the most that a window can demand: 0.1 % and wider by 5 % each."""
 _DAYS: Final = 14
-_DAY_US: Final = 86_400_000_000
 
 _TASK: Final = np.dtype(
     [
@@ -140,7 +139,7 @@ def _fold(
         task = slot[i]
         s = state[task]
         if end_us[i] > s.end_us:  # a repeated or late window changes nothing
-            day = end_us[i] // _DAY_US
+            day = end_us[i] // DAY_US
             if s.end_us == 0:
                 s.run_us = -1
                 s.day = day

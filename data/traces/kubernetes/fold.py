@@ -181,7 +181,7 @@ class Fold:
             scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
             places = task.places_at(ends)
             for place, there in places:
-                machine[rows][there] = _machine_id(place)
+                machine[rows][there] = machine_id(place) if place else s.UNKNOWN_ID
             listed = listings.get(key[:3], [])
             listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
             task.listed = listing.last if listing is not None else None
@@ -463,11 +463,6 @@ class Fold:
         node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)
         of_open = open_limit(request, largest)
         return np.where(np.isnan(enforced), np.where(of_open > node, node, of_open), enforced)
-
-
-def _machine_id(place: str) -> int:
-    """Return the id of a node by its name; that of an unknown one for none."""
-    return machine_id(place) if place else s.UNKNOWN_ID
 
 
 def _machine(cluster: str, node: str) -> str:

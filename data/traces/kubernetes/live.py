@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -87,7 +87,7 @@ class LiveFold:
         for slot_us in range(start_us + WINDOW_US, end_us + WINDOW_US, WINDOW_US):
             last = slot_us == end_us
             failed = [
-                (_key(event), event[s.TIME_US])
+                ((event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]), event[s.TIME_US])
                 for event in events
                 if event[s.EVENT_TYPE] == s.EventType.FAIL
                 and (event[s.TIME_US] <= slot_us or last)
@@ -131,7 +131,3 @@ class LiveFold:
         fresh = [(key, seen_us) for key, seen_us in gone.items() if self._gone.get(key) != seen_us]
         self._gone = gone
         return fresh
-
-
-def _key(event: dict[str, Any]) -> TaskKey:
-    return event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]
