@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
+from reclaim.data.schema import DAY_US
 from reclaim.serving.answers.encode import cell_prices, machine_margins
 from reclaim.serving.answers.machine_sums import CellTotals
 from reclaim.serving.cell.advice import prices_apart, worth_training
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from reclaim.serving.storage.store import Store
 
 log = logging.getLogger(__name__)
-
-_DAY_US: Final = 86_400_000_000
 
 
 class Runtime:
@@ -141,7 +140,7 @@ class Runtime:
             return []
         if not self.keeper.served.bundle.portable:
             return prices_apart(self.tracker.prices)
-        days = (self.tracker.clock_us - begun_us) / _DAY_US
+        days = (self.tracker.clock_us - begun_us) / DAY_US
         advice = worth_training(days, len(self.tracker))
         return [] if advice is None else [advice]
 

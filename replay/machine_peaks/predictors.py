@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import DAY_US
 from reclaim.replay.machine_peaks.kernels import (
     add_histories,
     moments,
@@ -37,9 +38,6 @@ from reclaim.training.machines.samples import TaskSamples
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
-
-DAY_US: Final = 86_400_000_000
-"""A day, in microseconds."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import StoreError
+from reclaim.data.schema import DAY_US
 from reclaim.serving.cell.claims import MOST_CLAIMS, Claims
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 Ids = NDArray[np.int64]
 
 _US: Final = 1_000_000
-_DAY_US: Final = 86_400 * _US
 _MOVES: Final = 10
 """A clock of the windows stands at a time that more than one in this many of the tasks that send have reached. Fewer
 are those of a machine or a client that is wrong; in no trace do more than nine tenths of the tasks end at once."""
@@ -101,9 +101,9 @@ class CellClock:
                 f"taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
             )
         behind_us = self.present_us - self.latest_us
-        if self._unix and self.latest_us >= 0 and claims.taken and behind_us > _DAY_US:
+        if self._unix and self.latest_us >= 0 and claims.taken and behind_us > DAY_US:
             return (
-                f"the latest window ends {behind_us / _DAY_US:.0f} days before this machine's time, so that every task "
+                f"the latest window ends {behind_us / DAY_US:.0f} days before this machine's time, so that every task "
                 "is stale: times are µs since 1970, and windows of a trace need RECLAIM_CLOCK=trace"
             )
         return None

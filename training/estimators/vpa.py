@@ -13,6 +13,7 @@ from reclaim.data.core.histogram import bucket_of
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.oom import OOM_SHARE
+from reclaim.data.schema import DAY_US
 from reclaim.data.windows import Windows, demand
 from reclaim.training.estimators.base import (
     Estimate,
@@ -29,7 +30,6 @@ _GRIDS: Final = (Grid(0.01, 1_000.0), Grid(1e7, 1e12))
 """VPA's own buckets, 176 of each: of CPU in cores, of memory in bytes."""
 _MINIMUM: Final = (0.025, 250 * 2.0**20)
 """Cores and bytes that VPA recommends at least for a pod of one container."""
-_DAY_US: Final = 86_400_000_000
 _DAYS: Final = 8
 """Intervals of a day whose memory peaks count."""
 _BUMP_BYTES: Final = 100 * 2.0**20
@@ -110,7 +110,7 @@ class VpaEstimator(Estimator):
         self.unit = None if unit is None else for_each_resource("unit", unit)
         cpu, self._memory_grid = (RELATIVE, RELATIVE) if unit is None else _GRIDS
         self._cpu = DecayingHistograms("cpu", cpu, half_life_s, self.level)
-        self._weights = 0.5 ** (np.arange(_DAYS) * _DAY_US / (half_life_s * 1e6))
+        self._weights = 0.5 ** (np.arange(_DAYS) * DAY_US / (half_life_s * 1e6))
         self._memory = {**self._cpu.blank, "memory": np.zeros(0, _TASK)}
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
@@ -134,7 +134,7 @@ class VpaEstimator(Estimator):
         self._in_parts(fold, slot, columns, written)
         out, age_us, samples = written[:, :2], written[:, 2], written[:, 3]
         out *= 1 + self.margin
-        confidence = np.minimum(age_us / _DAY_US, samples / self.samples_per_day)[:, None]
+        confidence = np.minimum(age_us / DAY_US, samples / self.samples_per_day)[:, None]
         if self.bound == "upper":
             out *= 1 + _over(1.0, confidence)
         elif self.bound == "lower":
@@ -191,8 +191,8 @@ def _fold_peaks(
                 s.run_us = scheduled_us[i]
             s.end_us = end_us[i]
             if end_us[i] >= s.until_us:
-                days = (end_us[i] - s.until_us) // _DAY_US + 1
-                s.until_us += days * _DAY_US
+                days = (end_us[i] - s.until_us) // DAY_US + 1
+                s.until_us += days * DAY_US
                 for k in range(_DAYS - 1, -1, -1):
                     s.peak[k] = s.peak[k - days] if k >= days else -1
             memory = value[i, 1]

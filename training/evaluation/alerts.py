@@ -16,12 +16,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.schema import DAY_US
 from reclaim.features.groups import RowKeys
 
 ALERT_RATES: Final = (1, 10, 100)
 """Alerts per 1,000 task-days that are allowed; at 100, one task in ten alerts once a day."""
-
-_DAY_US: Final = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def sorted_rows(probability: NDArray[np.float64], label: NDArray[np.bool_], keys
         label[order],
         keys.task[order],
         keys.end_us[order],
-        float((keys.end_us - keys.start_us).sum()) / _DAY_US,
+        float((keys.end_us - keys.start_us).sum()) / DAY_US,
     )
 
 

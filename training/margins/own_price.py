@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
+from reclaim.data.schema import DAY_US
 from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, Ladder
 
 UNIT: Final = 65_534
@@ -35,7 +36,6 @@ MOST: Final = 8.0
 """Largest share of the budget that is spent, where curves are too careful."""
 FAR: Final = 4.0
 """Factor between a price that was set and the own one beyond which the model and the cell do not go together."""
-_DAY_US: Final = 86_400_000_000
 
 Risk = NDArray[np.uint16]
 """Probability that the demand exceeds what a task reserves at each rung of its ladder, in parts of ``UNIT``; uint16,
@@ -58,8 +58,8 @@ def share_at(
     promised, violated : float64, of one shape
         Violations that the curves expected of answers whose horizon is over, and those that came.
     """
-    cautious = next((share for days, share in CAUTION if age_us < days * _DAY_US), 1.0)
-    if age_us < CAUTION[0][0] * _DAY_US:
+    cautious = next((share for days, share in CAUTION if age_us < days * DAY_US), 1.0)
+    if age_us < CAUTION[0][0] * DAY_US:
         cautious = min(cautious, math.sqrt(budget / WHOLE))
     learned = (promised + DOUBT) / (violated + DOUBT / cautious)
     return np.clip(learned, cautious, MOST)
@@ -67,7 +67,7 @@ def share_at(
 
 def teaches(age_us: int) -> bool:
     """Return whether outcomes in a cell of an age count for ``share_at``."""
-    return age_us < LEARNED_DAYS * _DAY_US
+    return age_us < LEARNED_DAYS * DAY_US
 
 
 def risk_of(

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE
+from reclaim.data.schema import DAY_US
 from reclaim.data.windows import Windows, demand
 from reclaim.replay.experiment import Results
 from reclaim.replay.experiments.frontier.machines import MachinePeaks
@@ -20,7 +21,6 @@ Floats = NDArray[np.float64]
 
 SHOWN_TASKS: Final = 8
 """Tasks that get an area of their own, those that use most; the others are one."""
-_DAY_US: Final = 86_400_000_000
 _LINES: Final = {
     "limits": ("sum of the limits", INK, (0, (4, 2))),
     "tasks": ("sum of the tasks' reservations", PALETTE[1], "-"),
@@ -44,7 +44,7 @@ def one_day(machines: MachinePeaks, windows: Windows, of_tasks: Floats, of_machi
     chosen = int(np.bincount(at.machine).argmax())
     mine = np.flatnonzero(at.machine == chosen)
     top = int(at.start_us[mine[at.peak[mine].argmax()]])
-    day = mine[np.abs(at.start_us[mine] - top) <= _DAY_US // 2]
+    day = mine[np.abs(at.start_us[mine] - top) <= DAY_US // 2]
     place = np.full(len(at), -1)
     place[day] = np.arange(len(day))
     rows = np.flatnonzero(place[at.snapshot] >= 0)
