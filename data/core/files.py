@@ -177,10 +177,12 @@ def _staging_of(path: Path) -> Iterator[Path]:
 def _lock_in(folder: Path, busy: Exception) -> IO[str]:
     """Return the locked file of a folder that its holder deletes at the end."""
     while True:
-        try:
-            file = _open_lock(folder / _LOCK)
-        except FileNotFoundError:  # another process has just ended and deleted the folder
-            continue
+        with _naming_the_remedy():
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                file = (folder / _LOCK).open("w")
+            except FileNotFoundError:  # another process has just ended and deleted the folder
+                continue
         try:
             lock(file, busy)
         except BaseException:
@@ -191,11 +193,11 @@ def _lock_in(folder: Path, busy: Exception) -> IO[str]:
         file.close()  # that process deleted this lock as well, so it excludes no other process
 
 
-def _open_lock(path: Path) -> IO[str]:
-    """Open a lock file, in a folder that is made where it is missing; ConfigError where nothing can be written."""
+@contextmanager
+def _naming_the_remedy() -> Iterator[None]:
+    """Raise ConfigError in place of an error of a folder in which nothing can be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("w")
+        yield
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
             raise
@@ -220,8 +222,14 @@ def lock(file: IO[str] | int, busy: Exception | None) -> None:
 
 @contextmanager
 def locked(path: Path, busy: Exception | None) -> Iterator[None]:
-    """Hold the lock file ``path``; raise ``busy``, or wait without it, if another process has it. The file stays."""
-    with _open_lock(path) as file:
+    """Hold the lock file ``path``; raise ``busy``, or wait without it, if another process has it.
+
+    Its folder is made where it is missing. The file stays.
+    """
+    with _naming_the_remedy():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
         lock(file, busy)
         yield
 

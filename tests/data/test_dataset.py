@@ -216,6 +216,21 @@ def test_a_folder_in_which_nothing_can_be_written_is_named_with_the_remedy(
         pass
 
 
+def test_a_folder_that_cannot_be_made_ends_in_an_error_and_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Path] = []
+
+    def mkdir(path: Path, *_: object) -> None:
+        tried.append(path)
+        assert len(tried) < 10
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # the working folder is deleted
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(FileNotFoundError):
+        write(Path("features"), "new")
+
+
 def test_the_error_of_a_file_that_cannot_be_written_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         TableWriter(tmp_path / "none" / "a.parquet", pa.schema([("a", pa.int64())]))
