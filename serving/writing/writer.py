@@ -76,7 +76,7 @@ class Writer:
         self.snapshotter = (
             None if store is None else Snapshotter(store, tracker, settings, self._wake, self._write_record)
         )
-        self._recorder = None if settings.record is None else Recorder(settings.record, metrics.recorded)
+        self._recorder: Recorder | None = None  # until the log is read
         self._evict_at = 0.0
         self._recorded: dict[str, Any] = {}
         """Settings that the log has last."""
@@ -383,14 +383,16 @@ class Writer:
     def _recover(self) -> None:
         assert self._scorer is not None
         tracker, settings = self._tracker, self._settings
+        recorder = None if settings.record is None else Recorder(settings.record, self._metrics.recorded)
         if self._store is not None:
-            self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS, self._recorder)
+            self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS, recorder)
             log.info("%d tasks restored, %d windows read from the log", len(tracker), self.recovered_rows)
         elif settings.follow:
             tracker.follow(Following(self._scorer, threads=THREADS, at_once=settings.at_once))
         self._recorded = recorded(settings, tracker.following)
         tracker.clock.start()
         self._take_over(self._scorer, tracker.following)
+        self._recorder = recorder
         self.state = "ok"
 
     def _not_stored(self, problem: str) -> RequestError:

@@ -30,7 +30,7 @@ from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.storage.store import Mark, Store
 from reclaim.serving.wire.cell_schemas import WriteAnswer
 from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestError
-from reclaim.serving.writing import queue, snapshotter, writer
+from reclaim.serving.writing import log_records, queue, snapshotter, writer
 from reclaim.serving.writing.writer import Writer
 from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import (
@@ -555,3 +555,28 @@ def test_a_crash_loses_nothing_of_the_record_and_what_was_written_is_not_written
     again = start(after.store.folder.name, record=tmp_path / "again")  # type: ignore[union-attr]  # it has a store
     again.close()
     assert not (tmp_path / "again").exists()
+
+
+def test_a_start_that_fails_within_the_log_leaves_what_is_not_recorded_to_the_next_one(
+    start: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(record=tmp_path / "before")
+    for at in (12, 13, 14):  # of one hour
+        service.told({"task": 1, "at": at})
+    read, seen = log_records.read_windows, list[Windows]()
+
+    def breaks(payload: memoryview) -> Windows:
+        if len(seen) == 2:
+            raise StoreError("the disk does not read")
+        seen.append(read(payload))
+        return seen[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_records, "read_windows", breaks)
+        failed = crashed(service, start, record=tmp_path / "failed")
+        failed.close()
+    assert failed.writer.state == "the disk does not read"
+    after = start(failed.store.folder.name, record=tmp_path / "after")  # type: ignore[union-attr]  # it has a store
+    after.close()
+    (usage,) = (tmp_path / "after").glob("usage-*")
+    assert pq.read_table(usage)[s.END_US].to_pylist() == [13 * W, 14 * W, 15 * W]
