@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+from reclaim.data.core.files import sync_folder
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.traces.recorded import RECORDED, ends_table, file_name, owners_table, windows_table
 from reclaim.data.windows import Windows, concatenate
@@ -70,7 +72,7 @@ class Recorder:
         return written
 
     def close(self) -> bool:
-        """Write what is kept, and return whether anything was.
+        """Write what is kept, and return whether anything was; it is then on the disk.
 
         A folder that cannot be written is reported, and writes to the service go on.
         """
@@ -86,6 +88,7 @@ class Recorder:
                 joined = concatenate(windows)
                 self._write("collections", owners_table(joined))
                 self._write("usage", windows_table(joined))  # the last one: what counts is whether this is there
+            sync_folder(self._folder)
         except OSError as error:
             if not self._dropped:
                 log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
@@ -113,3 +116,5 @@ class Recorder:
             number += 1  # late windows of an hour that was written, or a restart within one
         with TableWriter(path, RECORDED[table]) as writer:
             writer.write(rows)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

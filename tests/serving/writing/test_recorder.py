@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tracemalloc
 from dataclasses import fields, replace
 from pathlib import Path
@@ -49,6 +50,22 @@ def test_a_restart_within_the_hour_writes_another_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("usage-*"))) == 2
     dataset = ingest(tmp_path, tmp_path.parent / "dataset", IngestConfig(trace="recorded")).dataset
     assert dataset.n_windows == 3  # repeated rows are dropped
+
+
+def test_what_is_said_to_be_written_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, windows = canary_batch()
+    synced, sync = set[int](), os.fsync
+
+    def spy(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    recorder = Recorder(tmp_path)
+    recorder.take(windows.take(np.arange(3)))
+    recorder.take_facts(fact_rows({"task": 1, "ended_us": W}))
+    assert recorder.close()
+    assert {path.stat().st_ino for path in (tmp_path, *tmp_path.iterdir())} == synced
 
 
 def test_writes_of_one_row_take_little_more_memory_than_their_rows_and_are_all_written(tmp_path: Path) -> None:
