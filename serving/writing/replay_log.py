@@ -86,10 +86,10 @@ def replay_log(
             tracker.publish(taken, None if tracker.following is None else scorer.score(taken.x, taken.last))
             rows += len(taken.windows)
         elif record.kind == log_records.FACTS:
-            told = log_records.read_facts(record.payload)
+            given = log_records.read_facts(record.payload)
             if recorder is not None:
-                recorder.take_facts(told)
-            tracker.store_facts(told)
+                recorder.take_facts(given)
+            tracker.store_facts(given)
         elif record.kind == log_records.GONE:
             tracker.remove(tracker.find(log_records.read_names(record.payload)))
         elif record.kind == log_records.RECORDED:

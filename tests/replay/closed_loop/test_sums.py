@@ -34,7 +34,7 @@ STEPS = ("settle", "schedule", "pass_slot")
 
 
 def check_sums(loop: LoopState, estimator: MachineEstimator | None) -> None:
-    """Compare what is kept of each machine with what is added up anew of the runs on it."""
+    """Compare what is kept of each machine with the sums of the runs on it."""
     runs = loop.runs
     for m, machine in enumerate(loop.machines):
         of = runs[(runs["state"] == RUNNING) & (runs["machine"] == m)]
