@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,10 @@ from reclaim.training.fitting import machine_fit
 from reclaim.training.fitting.held_out import HeldOut, held_out
 from reclaim.training.fitting.machine_fit import fit_machines, machine_rows
 from reclaim.training.fitting.sources import Source
+from reclaim.training.machines import regroup
+from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND
+from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.regroup import SIZES
 from reclaim.training.machines.terms import T_LIMIT
 from reclaim.training.margins.margin import Budgets
@@ -83,6 +87,34 @@ def test_tasks_of_every_source_are_regrouped_where_there_are_snapshots_enough_to
     assert 2 * 4 * times < len(regrouped) <= 2 * (2 * MACHINES + MACHINES // 2 + 2 * MACHINES + 3) * times
     every = len(SIZES) * own.sums[:, T_LIMIT].sum()
     assert regrouped.sums[:, T_LIMIT].sum() == pytest.approx(every)  # each task is on one machine of each regrouping
+
+
+def test_regrouped_tasks_are_in_the_half_of_their_own_machine_though_some_machines_have_no_task(
+    source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_fit, "FEWEST", 2)
+    monkeypatch.setattr(regroup, "SIZES", (20.0,))
+    (own, _), (regrouped, _) = machine_rows(valid_of(bundle, source), 3_600)
+    assert own is not None
+    assert regrouped is not None
+    for half in (0, 1):
+        of_own, of_regrouped = (rows.sums[rows.machine % 2 == half, T_LIMIT].sum() for rows in (own, regrouped))
+        assert of_regrouped == pytest.approx(of_own)
+
+
+def test_the_fit_is_given_what_is_regrouped(source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[MachineRows, MachineRows | None]] = []
+
+    def spy(rows: MachineRows, _: Sequence[float], regrouped: MachineRows | None = None) -> MachineCurve:
+        given.append((rows, regrouped))
+        return BOUND[0]
+
+    monkeypatch.setattr(machine_fit, "FEWEST", 2)
+    monkeypatch.setattr(machine_fit, "fit_curve", spy)
+    fit_machines(valid_of(bundle, source), (3_600,), Budgets())
+    ((own, regrouped),) = given  # no limit of memory is known
+    assert regrouped is not None
+    assert len(regrouped) > len(own)
 
 
 def test_nothing_after_the_validation_period_changes_what_is_fitted(
