@@ -61,12 +61,13 @@ def machine_rows(valid: HeldOut, horizon_s: int) -> tuple[list[MachineRows | Non
             slot_us = slot_s_of(windows) * 1_000_000
             if (at := lay_out_cell(windows, r, slot_us, horizon_s)) is not None:
                 cells.append((rows, windows, slot_us, at))
-        own = [seen(rows, at, at.machine) for rows, _, _, at in cells]
+        # the first machine of every other source is an odd one: sources of one machine are in either half
+        own = [seen(rows, at, at.machine + k % 2) for k, (rows, _, _, at) in enumerate(cells)]
         if sum(map(len, own)) < FEWEST:
             return (join_rows(own) if own else None), None
         others = [
-            seen(rows, other, machine)
-            for rows, windows, slot_us, at in cells
+            seen(rows, other, machine + k % 2)
+            for k, (rows, windows, slot_us, at) in enumerate(cells)
             for other, machine in regroup(windows, at, slot_us, horizon_s, MOST)
         ]
         return join_rows(own), join_rows(others) if others else None

@@ -88,8 +88,8 @@ def join_rows(parts: Sequence[MachineRows]) -> MachineRows:
 def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRows | None = None) -> MachineCurve:
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
-    The fitted location is judged by peaks of machines that it was not fitted to. With fewer than ``FEWEST`` snapshots
-    nothing is fitted; with too few for the smallest budget the bound keeps its own exponents.
+    The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
+    ``FEWEST`` snapshots, or with all of one half; with too few for the smallest budget the bound keeps its own exponents.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRow
         return MachineCurve()
     bounds = [MachineCurve(together=share) for share in TOGETHER]
     curves = [bound.with_margins(rows.scores(bound)) for bound in bounds]
-    if len(rows) >= FEWEST:
+    if len(rows) >= FEWEST and len(np.unique(rows.machine % 2)) == 2:
         curves.append(_cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped])))
     gains = [sum(rows.reclaimed(curve, curve.margin(b)) for b in budgets) / len(budgets) for curve in curves]
     best = int(np.argmax(gains))
@@ -115,8 +115,7 @@ def _cross_fitted(rows: MachineRows, learned: MachineRows) -> MachineCurve:
     odd, of_odd = rows.machine % 2 == 1, learned.machine % 2 == 1
     scores = np.empty(len(rows))
     for mine, others in ((odd, ~of_odd), (~odd, of_odd)):
-        known = learned.take(others) if others.any() else learned
-        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(known)))
+        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(learned.take(others))))
     return MachineCurve(weights=_weights(learned)).with_margins(scores)
 
 

@@ -136,3 +136,8 @@ def test_the_location_that_judges_a_half_has_seen_no_task_of_it() -> None:
     one, other = (fit._cross_fitted(even, join_rows([even, more])) for more in (regrouped, poisoned))
     assert one.margins == other.margins
     assert one.weights != other.weights  # that which is used has seen all
+
+
+def test_of_machines_of_one_half_alone_nothing_is_fitted() -> None:
+    rows = machines(16_000)
+    assert fit_curve(rows.take(rows.machine % 2 == 0), BUDGETS).weights is None  # nothing else to judge it by
