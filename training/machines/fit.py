@@ -89,7 +89,7 @@ def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRow
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
     The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
-    ``FEWEST`` snapshots, or with all of one half; with too few for the smallest budget the bound keeps its own exponents.
+    ``FEWEST`` snapshots, or with all of one half. With too few for the smallest budget the bound keeps its exponents.
 
     Parameters
     ----------
