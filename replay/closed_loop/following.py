@@ -116,7 +116,7 @@ class HeldMachines:
         self._online.reach(slot)
         return self._online.margins
 
-    def see(self, slot: int, runs: NDArray[Any], reserved: Floats, sums: Floats) -> None:
+    def see(self, slot: int, runs: NDArray[Any], machines: NDArray[Any], sums: Floats) -> None:
         """Count what the runs demand in a slot for the answers so far, those of the slot among them.
 
         Parameters
@@ -125,20 +125,21 @@ class HeldMachines:
             One more than that of the call before.
         runs : structured array of ``records.RUN``, shape (n_runs,)
             At their windows of the slot.
-        reserved : float64, shape (n_machines, n_resources)
-            By the machines at this time.
+        machines : structured array of ``records.MACHINE``, shape (n_machines,)
+            What they reserve, and use, in the slot.
         sums : float64, shape (n_machines, n_resources, N_TERMS)
             Terms of the runs on each machine; read where margins follow.
         """
         running, machine = runs["state"] == RUNNING, runs["machine"]
         placed_us = np.ascontiguousarray(runs["placed_us"])
         if slot % self._step == 0:
-            here, held = np.flatnonzero(running), [reserved.copy()]
+            here, held, use = np.flatnonzero(running), [machines["reserved"].copy()], machines["use"]
             if self._online is not None and self._estimator is not None:
-                held += [self._estimator.at(margins, sums) for margins in self._online.margins.tolist()]
+                # as ``foreseen.foresee``: no less than is used in the slot, which the sums do not know of
+                held += [np.maximum(self._estimator.at(m, sums), use) for m in self._online.margins.tolist()]
             self._waiting.append(
                 _Answer(slot, here, machine[here].astype(np.int64), placed_us[here], runs["limit"][here],
-                        np.stack(held), np.zeros(reserved.shape))
+                        np.stack(held), np.zeros(use.shape))
             )  # fmt: skip
         where = np.where(running, machine, -1)
         demand = np.nan_to_num(self._demand[np.where(running, runs["cursor"], 0)])

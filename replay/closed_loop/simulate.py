@@ -215,7 +215,7 @@ def simulate(
         settle(loop, live is not None, float(workload.slot_s), now_us, until_us)
         schedule(loop, now_us, until_us)
         if held is not None:
-            held.see(now_us // slot_us, runs, there["reserved"], foreseen.sums)
+            held.see(now_us // slot_us, runs, there, foreseen.sums)
         pass_slot(loop, changes, at, now_us, until_us)
     _stop_the_clock(runs, there, workload.stop_us)
     kills = kills[1 : kills[0]["run"]].copy()

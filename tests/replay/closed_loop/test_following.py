@@ -37,13 +37,13 @@ class Spied:
     """What a closed loop gave its margins to see, slot by slot, and the margins that it took."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
+        self.seen: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self.margins: list[np.ndarray] = []
         see, margins = HeldMachines.see, HeldMachines.margins
 
-        def look(one: HeldMachines, slot: int, runs: np.ndarray, reserved: np.ndarray, sums: np.ndarray) -> None:
-            self.seen.append((slot, runs.copy(), reserved.copy(), sums.copy()))
-            see(one, slot, runs, reserved, sums)
+        def look(one: HeldMachines, slot: int, runs: np.ndarray, machines: np.ndarray, sums: np.ndarray) -> None:
+            self.seen.append((slot, runs.copy(), machines["reserved"].copy(), machines["use"].copy(), sums.copy()))
+            see(one, slot, runs, machines, sums)
 
         def take(one: HeldMachines, slot: int) -> np.ndarray:
             found = margins(one, slot)
@@ -65,9 +65,10 @@ def again(spied: Spied, demand: np.ndarray) -> tuple[list[np.ndarray], list[Any]
     expected, n, over, times, at_once = [], 0, np.zeros(2, np.int64), 0, np.zeros(2, np.int64)
     for at, slot in enumerate([*(slot for slot, *_ in spied.seen), spied.seen[-1][0] + 1]):
         if at >= slots:  # the answers whose horizon ended with the slot before this one
-            first, runs, reserved, sums = spied.seen[at - slots]
+            first, runs, reserved, use, sums = spied.seen[at - slots]
             judged, violated, before = 0, np.zeros((2, 2), np.int64), over
-            held = [of.at(margins, sums) for margins in spied.margins[at - slots].tolist()]
+            held = [np.maximum(of.at(margins, sums), use) for margins in spied.margins[at - slots].tolist()]
+            np.testing.assert_array_equal(held[0], reserved)  # one of them is what the loop reserves
             for m in range(len(sums)):
                 mine = [i for i, run in enumerate(runs) if run["state"] == RUNNING and run["machine"] == m]
                 if not mine:
@@ -108,8 +109,8 @@ def test_margins_are_those_of_the_peaks_that_each_machine_came_to(cell: SmallCel
 
 
 def run(use: float, *, follow: bool = True, slots: int = 60) -> Outcome:
-    """Run eight tasks on eight machines for hours, each of which uses so much and is foreseen at 0.05."""
-    tasks = [Task([(use, use)] * slots, limit=(0.9, 0.9), carried=True) for _ in range(8)]
+    """Run eight tasks on eight machines for hours: each uses so much every third slot, and is foreseen at 0.05."""
+    tasks = [Task([(0.01, 0.01), (0.01, 0.01), (use, use)] * (slots // 3), (0.9, 0.9), carried=True) for _ in range(8)]
     made, _ = workload(*tasks, slots=slots, machines=8)
     by = replace(placing(made, tasks), at_once=AT_ONCE if follow else None)
     return simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), scheduling=Scheduling(), by_machine=by,
@@ -120,14 +121,23 @@ def test_what_is_passed_raises_what_is_reserved_and_what_is_not_lowers_it() -> N
     """A use of 0.2 passes the mean of 0.05 until the margin covers it; one of 0.01 lets the margin sink."""
     with pytest.MonkeyPatch.context() as patch:
         spied = Spied(patch)
-        run(0.2)
-    passed = np.array(spied.margins)
-    assert (np.diff(passed, axis=0) >= 0).all()
-    assert (passed[-1] > passed[0]).all()
+        followed = run(0.2)
+    assert (spied.margins[-1] > spied.margins[0]).all()
     under = run(0.01)
     assert under.ticks["reserved"][-1, 0] < under.ticks["reserved"][0, 0]
-    stays = run(0.2, follow=False)
-    assert stays.ticks["reserved"][:, 0] == pytest.approx(stays.ticks["reserved"][0, 0])
+    assert (run(0.2, follow=False).held.over > followed.held.over).all()
+
+
+def test_what_is_used_now_is_reserved_and_not_passed() -> None:
+    """A use of 0.2 that stays is above the mean of 0.05: the machine reserves it, and no margin has to rise."""
+    tasks = [Task([(0.2, 0.2)] * 60, (0.9, 0.9), carried=True) for _ in range(8)]
+    made, _ = workload(*tasks, slots=60, machines=8)
+    with pytest.MonkeyPatch.context() as patch:
+        spied = Spied(patch)
+        by = placing(made, tasks)
+        held = simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), by_machine=by, horizon_s=HORIZON_S).held
+    assert held.over.tolist() == [0, 0]
+    assert (spied.margins[-1] < spied.margins[0]).all()
 
 
 def test_nothing_moves_before_an_horizon_is_over() -> None:
