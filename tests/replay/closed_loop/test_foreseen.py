@@ -47,6 +47,7 @@ def terms_of(made: Any, tasks: Sequence[Task], means: Sequence[float | list[floa
         rows = terms[run["first"] : run["stop"]]
         rows[..., T_LIMIT] = made.tape["limit"][run["first"] : run["stop"]]
         rows[..., T_MEAN] = np.broadcast_to(mean, len(rows))[:, None]
+        rows[..., T_BAND:] = rows[..., T_MEAN, None]
         rows[..., T_SQUARES] = rows[..., T_LIMIT] ** 2
         if not task.carried:
             held = rows[0, :, T_LIMIT].copy()

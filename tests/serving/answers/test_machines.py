@@ -28,7 +28,7 @@ from reclaim.serving.wire.errors import RequestError, parse_body
 from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, FitRequest, MachinesAnswer
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle
-from reclaim.training.machines.curve import N_INPUTS, MachineCurve
+from reclaim.training.machines.curve import EXCEEDED, N_INPUTS, MachineCurve
 from reclaim.training.machines.terms import (
     N_SHARES,
     N_TERMS,
@@ -120,9 +120,9 @@ def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
     foresee(memory, {1: 0.2, 2: 0.3}, new=(2,))
     (machine,) = answered(memory).machines
     assert (machine.basis.cpu, machine.basis.memory) == ("fitted", "bound")
-    location = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1
+    location, spread = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1, math.log(1 / EXCEEDED[-1]) / RATES[-1]  # of constant tasks
     for name, budget in memory.scorer.budgets.of_machines.items():
-        assert machine.peak[name].cpu == pytest.approx(location * (1 + FITTED.margin(budget)), rel=1e-7)
+        assert machine.peak[name].cpu == pytest.approx(location + FITTED.margin(budget) * spread, rel=1e-6)
     steps = explain_machine(sums(memory), UNITS, "medium").steps
     assert [step.rule for step in steps] == ["limit", "fitted", "bound", "newcomers"]
     assert "(cpu)" in steps[1].why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,9 +25,9 @@ from reclaim.replay.experiments.compaction.packing import (
     _with,
     booked_on,
 )
-from reclaim.training.machines.curve import INPUTS, MachineCurve
+from reclaim.training.machines.curve import EXCEEDED, INPUTS, MachineCurve
 from reclaim.training.machines.estimator import BOUND, MachineEstimator
-from reclaim.training.machines.terms import N_TERMS, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_USAGE
+from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_USAGE
 from reclaim.training.margins.violation import SUM_ROUNDING
 
 
@@ -64,9 +65,13 @@ MEAN = MachineCurve(weights=tuple(float(name == "mean") for name in INPUTS))
 
 
 def foreseen(n: int, limit: float = 0.5, mean: float = 0.2, margin: float = 0.0, usage: float = 0.0) -> Foreseen:
-    """Make tasks of one limit and mean, of both resources, for an estimator that reserves the sum of means."""
+    """Make tasks of one limit and mean, of both resources, for an estimator that reserves the sum of means.
+
+    They stay at their means, so that any set has the same spread.
+    """
     terms = np.zeros((n, 2, N_TERMS))
     terms[..., T_LIMIT], terms[..., T_MEAN], terms[..., T_USAGE] = limit, mean, usage
+    terms[..., T_BAND:] = mean
     return Foreseen(terms, MachineEstimator((MEAN, MEAN), 3_600, (1.0, 1.0)), (margin, margin))
 
 
@@ -253,17 +258,17 @@ def test_whatever_is_placed_keeps_every_rule(
 
 
 def test_an_estimator_of_machines_books_for_all_tasks_together() -> None:
-    # the means of five tasks of 0.2 sum to 1; with a quarter more on top four of them do
-    five = tasks(*[(0.5, 0.5)] * 5)
+    # the means of five tasks of 0.2 sum to 1; with a fifth of the capacity on top four of them do
+    five, margin = tasks(*[(0.5, 0.5)] * 5), 0.2 * RATES[-1] / math.log(1 / EXCEEDED[-1])
     assert Packer(five, foreseen(5)).place(ONE, 1) is not None
-    assert Packer(five, foreseen(5, margin=0.25)).place(ONE, 1) is None
-    assert Packer(five.take(np.arange(4)), foreseen(4, margin=0.25)).place(ONE, 1) is not None
+    assert Packer(five, foreseen(5, margin=margin)).place(ONE, 1) is None
+    assert Packer(five.take(np.arange(4)), foreseen(4, margin=margin)).place(ONE, 1) is not None
     # never below what the tasks use
     assert Packer(five, foreseen(5, usage=0.21)).place(ONE, 1) is None
-    found = Packer(five, foreseen(5, margin=0.25)).fewest(machines(*[(1.0, 1.0)] * 5))
+    found = Packer(five, foreseen(5, margin=margin)).fewest(machines(*[(1.0, 1.0)] * 5))
     assert found is not None
     assert found[0] == 2
-    assert booked_on(foreseen(5, margin=0.25), found[1], 2).sum(axis=0) == pytest.approx([1.25, 1.25])
+    assert booked_on(foreseen(5, margin=margin), found[1], 2).sum(axis=0) == pytest.approx([1.4, 1.4])
     # production is placed by its limits under it, too
     assert Packer(replace(five, production=np.ones(5, np.bool_)), foreseen(5)).place(ONE, 1) is None
 
