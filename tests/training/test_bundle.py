@@ -184,10 +184,8 @@ def test_a_bundle_of_an_earlier_format_is_refused_with_what_to_do(bundle: Bundle
     save_bundle(bundle, tmp_path / "bundle")
     path = tmp_path / "bundle" / BUNDLE_FILE
     facts = json.loads(path.read_text())
-    plan = {"level": 0.98, "price": 30.0, "anchor": 0.25}
-    earlier = {k: v for k, v in facts.items() if k != "prices"} | {"format": 3, "plans": {"baseline": plan}}
-    path.write_text(json.dumps(earlier))
-    with pytest.raises(ModelError, match=r"format 4.*got 3 and 'network'; train again with `reclaim train`") as refused:
+    path.write_text(json.dumps(facts | {"format": 4}))
+    with pytest.raises(ModelError, match=r"format 5.*got 4 and 'network'; train again with `reclaim train`") as refused:
         load_bundle(tmp_path / "bundle")
     assert "\n" not in str(refused.value)
 
