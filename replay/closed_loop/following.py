@@ -125,7 +125,7 @@ class HeldMachines:
             One more than that of the call before.
         runs : structured array of ``records.RUN``, shape (n_runs,)
             At their windows of the slot.
-        machines : structured array of ``records.MACHINE``, shape (n_machines,)
+        machines : structured array of ``records.MACHINE_STATE``, shape (n_machines,)
             What they reserve, and use, in the slot.
         sums : float64, shape (n_machines, n_resources, N_TERMS)
             Terms of the runs on each machine; read where margins follow.
