@@ -13,7 +13,7 @@ from reclaim.data.core.state import adopt
 from reclaim.features.registry import SLOT_S
 from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
-from reclaim.training.margins.online import LOOP, risen
+from reclaim.training.margins.online import risen
 from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
@@ -22,6 +22,8 @@ Ids = NDArray[np.int64]
 RATE: Final = 4.0
 """By how much the logarithm of the probability falls for a day's budget of violations that are too many, where that is
 ``margins.online.ENOUGH``: that of the prices of tasks (``margins.price.Price.rate``)."""
+LOOP: Final = 0.5
+"""Largest rate, per horizon in days: outcomes are a horizon late, and a faster one overshoots."""
 LARGEST: Final = 0.5
 """Largest probability that is asked: that of the first of ``EXCEEDED``."""
 SMALLEST: Final = 1e-24

@@ -29,8 +29,9 @@ from reclaim.training.margins.violation import violates_in_kernel
 
 BUDGETED: Final = ("baseline", "aggressive")
 """Margins that have a budget, in the order of their axis; ``medium`` lies between the two."""
-LOOP: Final = 0.5
-"""Largest rate, per horizon in days: outcomes are a horizon late, and a faster one overshoots."""
+LOOP: Final = 1.5
+"""Largest rate, per horizon in days: an answer is violated a part of its horizon after it was given, on average, and a
+faster one overshoots."""
 ENOUGH: Final = 640.0
 """Violations a day that a budget must allow to be followed at the full rate. Below, the rate falls with their root, as
 the gain of a Kalman filter does: the level that a cell needs wanders, by about half of its logarithm a day, and a spike
@@ -42,6 +43,9 @@ _TAKEN: Final = 12
 """Answers of a task that are waited for within one horizon, at even distances: at 1 hour every 5-minute window's."""
 PENDING: Final = _TAKEN + 1
 """Room for answers of a task whose horizon is not over."""
+_CAME: Final = 4
+"""Slots of windows that may wait to be counted: the one under way, the next, where windows do not end with a slot, and
+those before."""
 _DAY_SLOTS: Final = 86_400 // SLOT_S
 _FADE: Final = 1 - 1 / _DAY_SLOTS
 """Weight of a slot relative to the next one in what counts as the answers of a day."""
@@ -93,15 +97,16 @@ def risen(
 class OnlineMargins:
     """Keeps violation budgets as the workload drifts, for each tier by itself: prices or margins that follow it.
 
-    Every answer is held against what its task then demands. A slot of the trace's clock (``features.registry.SLOT_S``)
-    after its horizon it counts as kept or violated, whether its task is still there or not, unless nothing was measured
-    of it. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
+    Every answer is held against what its task then demands. A violation counts in the slot of the trace's clock
+    (``features.registry.SLOT_S``) after the one it comes in, and an answer a slot after its horizon, whether its task
+    is still there or not, unless nothing was measured of it. So a load that grows is followed before a long horizon is
+    over. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
     ``rate * (violated - budget * answers) / (budget * answers a day)``, by a smaller rate where the budget allows fewer
     than ``ENOUGH`` violations a day. So in the long run the share of answers that are violated is the budget, as long
     as the price stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of
     a price. Baseline and aggressive keep a budget each, and ``medium`` lies between what they come to.
 
-    Answers of one slot rest on outcomes in the slots before it, so the order of tasks within one makes no difference.
+    Answers of one slot rest on what came in the slots before it, so the order of tasks within one makes no difference.
 
     A replay calls ``hold``. A service that prices answers when it is asked for them calls ``reach`` with the latest end
     of a write's windows, ``wait`` with what is held at the prices of the moment, and prices by ``settings``.
@@ -151,15 +156,19 @@ class OnlineMargins:
         kept, of_tiers = -(-horizon_s // SLOT_S) + 3, (len(TIER_LABELS), len(RESOURCES))
         self._cells: dict[str, NDArray[Any]] = {
             "log": np.zeros((len(BUDGETED), *of_tiers)),
-            # outcomes of the last days, and the slots they are of: each slot weighs a little less than the one after it
+            # outcomes of the last days, and answers of which a first demand came, with the slots they are of: each slot
+            # weighs a little less than the one after it
             "outcomes": np.zeros(of_tiers),
             "exceeded": np.zeros((len(BUDGETED), *of_tiers)),
+            "met": np.zeros(of_tiers),
             "slots": np.zeros(of_tiers),
             # outcomes by the slot of their answers, in a ring
             "answered": np.zeros((kept, *of_tiers), np.int64),
             "violated": np.zeros((kept, len(BUDGETED), *of_tiers), np.int64),
-            # of the clock: under way, and the last one whose answers have counted
-            "clock": np.full(2, -1, np.int64),
+            # by the slot of a window, in a ring: answers of which it was the first demand, and those that it violated
+            "came": np.zeros((_CAME, 1 + len(BUDGETED), *of_tiers), np.int64),
+            # of the clock: under way, the last one whose answers have counted, and the last whose windows have
+            "clock": np.full(3, -1, np.int64),
             # of the slot under way, and of the hour's before it: risks of answers, in parts of ``own_price.UNIT``, and
             # their number
             "expected_now": np.zeros((*of_tiers, N_RUNGS), np.int64),
@@ -269,23 +278,23 @@ class OnlineMargins:
         self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
         self._tasks = room_for(self._tasks, self._n_slots)
         columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
-        horizon_us, cells = self.horizon_s * 1_000_000, self._cells
+        horizon_us, cells, counts = self.horizon_s * 1_000_000, self._cells, ("answered", "violated", "came")
         once = len(slot) >= ROWS_WORTH_A_THREAD and bool((slot[:-1] < slot[1:]).all())  # no two threads meet a task
         threads = self.threads if once else 1
         if threads == 1:
-            _wait(self._tasks, *columns, horizon_us, cells["answered"], cells["violated"], cells["clock"][1])
+            _wait(self._tasks, *columns, horizon_us, *(cells[name] for name in counts), cells["clock"])
             return
-        counted = [[np.zeros_like(cells[name]) for name in ("answered", "violated")] for _ in range(threads)]
+        counted = [[np.zeros_like(cells[name]) for name in counts] for _ in range(threads)]
 
         def wait(part: int, parts: int) -> None:
             some = slice(len(slot) * part // parts, len(slot) * (part + 1) // parts)
             cut = (column[some] for column in columns)
-            _wait(self._tasks, *cut, horizon_us, *counted[part], cells["clock"][1])
+            _wait(self._tasks, *cut, horizon_us, *counted[part], cells["clock"])
 
         in_parts(wait, len(slot), threads)
-        for answered, violated in counted:
-            cells["answered"] += answered
-            cells["violated"] += violated
+        for name, parts in zip(counts, zip(*counted, strict=True), strict=True):
+            for part in parts:
+                cells[name] += part
 
     def forget(self, slots: NDArray[np.int64]) -> None:
         """Free the slots of tasks that have ended; their answers count by what was measured."""
@@ -302,22 +311,23 @@ class OnlineMargins:
         # an answer given at the end of a window of slot k, at latest just before k + 1, waits for windows that begin
         # within its horizon, of which the last may end a slot later
         settled, kept = moment - 1 - -(-self.horizon_s // SLOT_S), len(cells["answered"])
-        done = np.arange(max(cells["clock"][1] + 1, settled - kept + 1), settled + 1) % kept
+        done, over = _between(cells["clock"][1], settled, kept), _between(cells["clock"][2], moment - 1, _CAME)
         n, violated = cells["answered"][done].sum(axis=0), cells["violated"][done].sum(axis=0)
+        came = cells["came"][over].sum(axis=0)
         if self.own and teaches(end_us - int(cells["begun"][0])):
             promised = (cells["held_risk"][done] * cells["answered"][done][:, None]).sum(axis=0)
             cells["promised"], cells["violations"] = cells["promised"] + promised, cells["violations"] + violated
-        for name in ("answered", "violated", "held_risk"):
-            cells[name][done] = 0
-        cells["clock"][:] = moment, settled
+        for name, counted in (("answered", done), ("violated", done), ("held_risk", done), ("came", over)):
+            cells[name][counted] = 0
+        cells["clock"][:] = moment, settled, moment - 1
         fade, known = _FADE**passed, cells["slots"] > 0
-        cells["outcomes"] = cells["outcomes"] * fade + n
-        cells["exceeded"] = cells["exceeded"] * fade + violated
-        cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), n > 0)
-        a_day = cells["outcomes"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
+        for name, more in (("outcomes", n), ("exceeded", violated), ("met", came[0])):
+            cells[name] = cells[name] * fade + more
+        cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), came[0] > 0)
+        a_day = cells["met"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
         begin = self._begin()
         bounds = np.stack([begin[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
-        cells["log"] = np.clip(cells["log"] + risen(violated, n, self._budget, a_day, self.rate), *bounds)
+        cells["log"] = np.clip(cells["log"] + risen(came[1:], n, self._budget, a_day, self.rate), *bounds)
         self._settings = self._moved()
 
     def _close_slot(self) -> None:
@@ -399,6 +409,11 @@ class OnlineMargins:
         return f"OnlineMargins({start}, {self.budgets}, horizon_s={self.horizon_s}, rate={self.rate}, own={self.own})"
 
 
+def _between(after: int, last: int, kept: int) -> NDArray[np.int64]:
+    """Return the places in a ring of the slots after one, up to the last; of more than it keeps, each place once."""
+    return np.arange(max(after + 1, last - kept + 1), last + 1) % kept
+
+
 def _and_of_all(of_tiers: NDArray[Any]) -> NDArray[Any]:
     """Return sums by tier, (n_tiers, …), with that of all tiers as a last row."""
     return np.concatenate([of_tiers, of_tiers.sum(axis=0, keepdims=True)])
@@ -438,18 +453,20 @@ def _wait(
     horizon_us: int,
     answered: Any,  # (n_slots, n_tiers, R) int64, ring
     violated: Any,  # (n_slots, B, n_tiers, R) int64, ring
-    settled: int,  # slot of the clock, whose ring entry is free
+    came: Any,  # (_CAME, 1 + B, n_tiers, R) int64, ring
+    clock: Any,  # (3,) int64: slots, of which the second and the third have counted
 ) -> None:
     """Hold each window against its task's earlier answers, and wait for what comes of this one.
 
     An answer counts as soon as any demand within its horizon is known, and as violated as soon as it is; both in the
-    ring's place of its slot, or of the earliest that has not counted yet.
+    ring's place of its slot, and in that of the window's, or of the earliest that has not counted yet.
     """
     for i in range(len(slot)):
         task = tasks[slot[i]]
         if end_us[i] <= task.last_us:  # a repeated or late window changes nothing
             continue
         task.last_us = end_us[i]
+        now_at = max(-(-end_us[i] // _SLOT_US), clock[2] + 1) % len(came)
         free = -1
         for k in range(PENDING):
             given_us = task.end_us[k]
@@ -457,18 +474,20 @@ def _wait(
                 task.end_us[k] = 0
                 free = k
                 continue
-            place, of = max(-(-given_us // _SLOT_US), settled + 1) % len(answered), task.tier[k]
+            place, of = max(-(-given_us // _SLOT_US), clock[1] + 1) % len(answered), task.tier[k]
             for r in range(now.shape[1]):
                 if np.isnan(now[i, r]) or np.isnan(task.held[k, 0, r]):
                     continue
                 if not task.came[k] >> r & 1:
                     task.came[k] |= 1 << r
                     answered[place, of, r] += 1
+                    came[now_at, 0, of, r] += 1
                 for b in range(held.shape[1]):
                     bit = _VIOLATED + b * now.shape[1] + r
                     if not task.came[k] >> bit & 1 and violates_in_kernel(now[i, r], task.held[k, b, r]):
                         task.came[k] |= 1 << bit
                         violated[place, b, of, r] += 1
+                        came[now_at, 1 + b, of, r] += 1
         given = False
         for r in range(now.shape[1]):
             given = given or not np.isnan(held[i, 0, r])

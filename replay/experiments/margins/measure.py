@@ -245,7 +245,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=12,
+    version=13,
     config=MarginsConfig,
     measure=measure,
     page=page,

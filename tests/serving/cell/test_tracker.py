@@ -67,7 +67,8 @@ def test_windows_are_taken_late_repeated_or_too_late(memory: Memory) -> None:
 
 
 def test_a_late_window_counts_as_if_it_had_come_in_time(bundle: Bundle) -> None:
-    late, in_time = (memory_with(bundle) for _ in range(2))
+    """But for prices, which follow what comes in the order in which it comes."""
+    late, in_time = (memory_with(bundle, follow=False) for _ in range(2))
     told = [windows_of({"at": k, "cpu": 0.1 * k, "limit": 2.0}) for k in range(1, 7)]
     for k in (0, 1, 3, 2, 4, 5):
         late.write(told[k])
@@ -79,7 +80,7 @@ def test_a_late_window_counts_as_if_it_had_come_in_time(bundle: Bundle) -> None:
 @pytest.mark.parametrize("by_facts", [False, True])
 def test_a_late_window_of_the_run_before_is_no_part_of_the_new_one(bundle: Bundle, by_facts: bool) -> None:
     """The new run is told by a window of it, or by a fact, before the last window of the old one comes."""
-    late, in_time = (memory_with(bundle) for _ in range(2))
+    late, in_time = (memory_with(bundle, follow=False) for _ in range(2))
     told = [{"at": k, "memory": 0.1 * k} | ({"scheduled_us": 1} if k == 0 else {}) for k in range(5)]
     last, begins, next_ = {"at": 5, "memory": 1.0}, {"at": 7, "scheduled_us": 7 * W}, {"at": 8}
     fact = fact_rows({"task": 1, "scheduled_us": 7 * W})

@@ -208,7 +208,24 @@ def test_a_price_stays_within_its_bounds(make_windows: Maker) -> None:
 
 def test_a_long_horizon_is_followed_as_slowly_as_its_outcomes_come() -> None:
     assert _online(0.01, 3_600, MIDDLE).rate == 4.0
-    assert _online(0.01, 86_400, MIDDLE).rate == 0.5
+    assert _online(0.01, 86_400, MIDDLE).rate == 1.5
+
+
+def test_a_violation_counts_when_it_comes_and_an_answer_when_its_horizon_is_over(make_windows: Maker) -> None:
+    # 0.15 is reserved at the first window for a day, and the third demands a CPU of 0.2; the next answer is waited for
+    # two hours later
+    windows = make_windows([0.1, 0.1, 0.2], [0.1] * 3, start_us=86_400_000_000)
+    online = _online(0.25, 86_400)
+    _hold(online, windows)
+    assert (online.log == 0.0).all()  # nothing counts in the slot that it comes in
+    online.reach(int(windows.end_us[-1]) + 300_000_000)
+    # one answer was met in the two slots since the first window's: 144 a day, of which 36 may be violated
+    rate = 0.5 * np.sqrt(36 / ENOUGH)
+    assert online.log[:, PROD] == pytest.approx(np.array([[rate / 36, 0.0]] * 2), rel=0.01)
+    assert np.isnan(online.violated[:, PROD]).all()  # no horizon is over
+    online.reach(int(windows.end_us[0]) + 86_700_000_000)
+    assert (online.log[:, PROD, 1] < 0.0).all()
+    assert online.violated[:, PROD].tolist() == [[1.0, 0.0]] * 2
 
 
 def test_a_state_of_another_budget_and_impossible_settings_are_refused() -> None:
