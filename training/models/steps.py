@@ -30,6 +30,7 @@ _WIDTH: Final = 64
 """Rungs of a vector of bytes; those beyond the last one count for no threshold."""
 _BYTES: Final = ir.VectorType(ir.IntType(8), _WIDTH)
 _BITS: Final = ir.IntType(_WIDTH)
+assert LANES <= N_RISES <= 2 * LANES
 _AT_ONCE: Final = len(FIRST_RUNGS) if WIDE_REGISTERS else 1
 """Vectors of rungs whose thresholds of least cost are looked for together: as many as stay in registers."""
 
@@ -116,14 +117,32 @@ def _reserve(rises: Any, now: Any, rung: Any, limit: Any, table: Any, thresholds
                 out[i, r] = share_at(rises[i, r], thresholds, rung[i, r]) * limit[i, r]
 
 
+@in_llvm
+def _up_to(_: Any, rises: Any, rung: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return how many of the numbers of rungs, (N_RISES,) uint8, are no larger than a rung."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (of,) = vectors.arrays(context, builder, signature, args)
+        half = ir.VectorType(ir.IntType(8), LANES)
+        bound = ir.Constant(half, ir.Undefined)
+        bound = builder.insert_element(bound, builder.trunc(args[1], ir.IntType(8)), ir.IntType(32)(0))
+        bound = builder.shuffle_vector(bound, bound, vectors.constant(0, kind=INTEGERS))
+        (n,) = vectors.shape_of(builder, of)
+        counted = []
+        for first, again in ((0, 0), (N_RISES - LANES, 2 * LANES - N_RISES)):  # the second half begins in the first
+            part = builder.load(vectors.at(builder, of.data, n.type(first), kind=half), align=1)
+            below = builder.bitcast(builder.icmp_unsigned("<=", part, bound), ir.IntType(LANES))
+            counted.append(builder.ctpop(builder.lshr(below, below.type(again))))
+        return builder.zext(builder.add(*counted), n.type)
+
+    return types.intp(rises, rung), generate
+
+
 @numba.njit(inline="always")
 def share_at(rises: Any, thresholds: Any, rung: float) -> Any:
     """Return the share reserved at a place on a ladder, for kernels; ``thresholds`` are all of ``survival.rise``."""
     below = min(int(rung), TOP_RUNG - 1)
-    at_low, at_high = 0, 0
-    for j in range(N_RISES):
-        at_low += rises[j] <= below
-        at_high += rises[j] <= below + 1
+    at_low, at_high = _up_to(rises, below), _up_to(rises, below + 1)
     low = 1.0 if at_low == N_RISES else np.float64(thresholds[N_BELOW + at_low])
     high = 1.0 if at_high == N_RISES else np.float64(thresholds[N_BELOW + at_high])
     return min(low + (rung - below) * (high - low), high)
