@@ -43,7 +43,7 @@ _TAKEN: Final = 12
 """Answers of a task that are waited for within one horizon, at even distances: at 1 hour every 5-minute window's."""
 PENDING: Final = _TAKEN + 1
 """Room for answers of a task whose horizon is not over."""
-_CAME: Final = 4
+_ARRIVED: Final = 4
 """Slots of windows that may wait to be counted: the one under way, the next, where windows do not end with a slot, and
 those before."""
 _DAY_SLOTS: Final = 86_400 // SLOT_S
@@ -166,7 +166,7 @@ class OnlineMargins:
             "answered": np.zeros((kept, *of_tiers), np.int64),
             "violated": np.zeros((kept, len(BUDGETED), *of_tiers), np.int64),
             # by the slot of a window, in a ring: answers of which it was the first demand, and those that it violated
-            "came": np.zeros((_CAME, 1 + len(BUDGETED), *of_tiers), np.int64),
+            "arrived": np.zeros((_ARRIVED, 1 + len(BUDGETED), *of_tiers), np.int64),
             # of the clock: under way, the last one whose answers have counted, and the last whose windows have
             "clock": np.full(3, -1, np.int64),
             # of the slot under way, and of the hour's before it: risks of answers, in parts of ``own_price.UNIT``, and
@@ -278,7 +278,7 @@ class OnlineMargins:
         self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
         self._tasks = room_for(self._tasks, self._n_slots)
         columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
-        horizon_us, cells, counts = self.horizon_s * 1_000_000, self._cells, ("answered", "violated", "came")
+        horizon_us, cells, counts = self.horizon_s * 1_000_000, self._cells, ("answered", "violated", "arrived")
         once = len(slot) >= ROWS_WORTH_A_THREAD and bool((slot[:-1] < slot[1:]).all())  # no two threads meet a task
         threads = self.threads if once else 1
         if threads == 1:
@@ -311,23 +311,23 @@ class OnlineMargins:
         # an answer given at the end of a window of slot k, at latest just before k + 1, waits for windows that begin
         # within its horizon, of which the last may end a slot later
         settled, kept = moment - 1 - -(-self.horizon_s // SLOT_S), len(cells["answered"])
-        done, over = _between(cells["clock"][1], settled, kept), _between(cells["clock"][2], moment - 1, _CAME)
+        done, over = _between(cells["clock"][1], settled, kept), _between(cells["clock"][2], moment - 1, _ARRIVED)
         n, violated = cells["answered"][done].sum(axis=0), cells["violated"][done].sum(axis=0)
-        came = cells["came"][over].sum(axis=0)
+        arrived = cells["arrived"][over].sum(axis=0)
         if self.own and teaches(end_us - int(cells["begun"][0])):
             promised = (cells["held_risk"][done] * cells["answered"][done][:, None]).sum(axis=0)
             cells["promised"], cells["violations"] = cells["promised"] + promised, cells["violations"] + violated
-        for name, counted in (("answered", done), ("violated", done), ("held_risk", done), ("came", over)):
+        for name, counted in (("answered", done), ("violated", done), ("held_risk", done), ("arrived", over)):
             cells[name][counted] = 0
         cells["clock"][:] = moment, settled, moment - 1
         fade, known = _FADE**passed, cells["slots"] > 0
-        for name, more in (("outcomes", n), ("exceeded", violated), ("met", came[0])):
+        for name, more in (("outcomes", n), ("exceeded", violated), ("met", arrived[0])):
             cells[name] = cells[name] * fade + more
-        cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), came[0] > 0)
+        cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), arrived[0] > 0)
         a_day = cells["met"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
         begin = self._begin()
         bounds = np.stack([begin[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
-        cells["log"] = np.clip(cells["log"] + risen(came[1:], n, self._budget, a_day, self.rate), *bounds)
+        cells["log"] = np.clip(cells["log"] + risen(arrived[1:], n, self._budget, a_day, self.rate), *bounds)
         self._settings = self._moved()
 
     def _close_slot(self) -> None:
@@ -453,7 +453,7 @@ def _wait(
     horizon_us: int,
     answered: Any,  # (n_slots, n_tiers, R) int64, ring
     violated: Any,  # (n_slots, B, n_tiers, R) int64, ring
-    came: Any,  # (_CAME, 1 + B, n_tiers, R) int64, ring
+    arrived: Any,  # (_ARRIVED, 1 + B, n_tiers, R) int64, ring
     clock: Any,  # (3,) int64: slots, of which the second and the third have counted
 ) -> None:
     """Hold each window against its task's earlier answers, and wait for what comes of this one.
@@ -466,7 +466,6 @@ def _wait(
         if end_us[i] <= task.last_us:  # a repeated or late window changes nothing
             continue
         task.last_us = end_us[i]
-        now_at = max(-(-end_us[i] // _SLOT_US), clock[2] + 1) % len(came)
         free = -1
         for k in range(PENDING):
             given_us = task.end_us[k]
@@ -474,20 +473,28 @@ def _wait(
                 task.end_us[k] = 0
                 free = k
                 continue
-            place, of = max(-(-given_us // _SLOT_US), clock[1] + 1) % len(answered), task.tier[k]
+            before = np.int64(task.came[k])
+            came = before
             for r in range(now.shape[1]):
                 if np.isnan(now[i, r]) or np.isnan(task.held[k, 0, r]):
                     continue
-                if not task.came[k] >> r & 1:
-                    task.came[k] |= 1 << r
-                    answered[place, of, r] += 1
-                    came[now_at, 0, of, r] += 1
+                came |= 1 << r
                 for b in range(held.shape[1]):
-                    bit = _VIOLATED + b * now.shape[1] + r
-                    if not task.came[k] >> bit & 1 and violates_in_kernel(now[i, r], task.held[k, b, r]):
-                        task.came[k] |= 1 << bit
-                        violated[place, b, of, r] += 1
-                        came[now_at, 1 + b, of, r] += 1
+                    passed = violates_in_kernel(now[i, r], task.held[k, b, r])
+                    came |= np.int64(passed) << (_VIOLATED + b * now.shape[1] + r)
+            fresh = came ^ before
+            if fresh == 0:
+                continue
+            task.came[k] = came
+            place, of = max(-(-given_us // _SLOT_US), clock[1] + 1) % len(answered), task.tier[k]
+            at = max(-(-end_us[i] // _SLOT_US), clock[2] + 1) % len(arrived)
+            for r in range(now.shape[1]):
+                answered[place, of, r] += fresh >> r & 1
+                arrived[at, 0, of, r] += fresh >> r & 1
+                for b in range(held.shape[1]):
+                    violates = fresh >> (_VIOLATED + b * now.shape[1] + r) & 1
+                    violated[place, b, of, r] += violates
+                    arrived[at, 1 + b, of, r] += violates
         given = False
         for r in range(now.shape[1]):
             given = given or not np.isnan(held[i, 0, r])
