@@ -51,7 +51,7 @@ def keep(
     def run(part: int, parts: int) -> None:
         low, high = part * k // parts, (part + 1) * k // parts
         _note(tasks, taken.touched, taken.row, columns, low, high)
-        at = _run_of(taken.touched[low:high])
+        at = run_of(taken.touched[low:high])
         for old, new in as_bytes:
             old[at] = new[low:high]
 
@@ -61,7 +61,7 @@ def keep(
 def copy_rows(records: NDArray[Any], rows: Ids) -> NDArray[Any]:
     """Return copies of rows of a contiguous array, made as bytes: numpy copies records field by field."""
     out = np.empty((len(rows), *records.shape[1:]), records.dtype)
-    _bytes_of(out)[:] = _bytes_of(records)[_run_of(rows)]
+    _bytes_of(out)[:] = _bytes_of(records)[run_of(rows)]
     return out
 
 
@@ -69,7 +69,7 @@ def _bytes_of(records: NDArray[Any]) -> NDArray[np.uint8]:
     return raw(records).reshape(len(records), records.itemsize * math.prod(records.shape[1:]))
 
 
-def _run_of(rows: Ids) -> Ids | slice:
+def run_of(rows: Ids) -> Ids | slice:
     """Return rows that follow one another as a slice, which is copied as one."""
     n = len(rows)
     if n and rows[-1] - rows[0] == n - 1 and (np.diff(rows) == 1).all():

@@ -32,7 +32,7 @@ from reclaim.serving.cell.outcomes import (
 )
 from reclaim.serving.cell.size import CellSize
 from reclaim.serving.cell.slots import KEPT_US, EndedTasks, Slots
-from reclaim.serving.cell.task_kernels import copy_rows, filled, keep
+from reclaim.serving.cell.task_kernels import copy_rows, filled, keep, run_of
 from reclaim.serving.cell.task_record import (
     TASK,
     UNKNOWN_TASK,
@@ -155,7 +155,9 @@ class Tracker:
             order = np.argsort(windows.end_us, kind="stable")
             slot, windows = slot[order], windows.take(order)
         touched, x, _, row = self._state.advance(slot, windows)
-        last = with_p90_alone(windows).take(row)
+        last = with_p90_alone(windows)
+        if not np.array_equal(row, np.arange(len(windows))):
+            last = last.take(row)
         if (row < 0).any():
             before = last_windows(self._slots.key[touched], self._tasks[touched])
             last = chosen(row >= 0, last, before)
@@ -213,10 +215,11 @@ class Tracker:
             self._reserve()
             keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
             begins = self.clock.latest_us < 0
-            self.clock.reach(self._tasks[s.END_US][taken.touched], self)
+            self.clock.reach(taken.last.end_us, self)
             self.clock.claims.take(taken.touched)
-            heard = self._seen(self._slots.all()) if begins else taken.touched  # earlier facts have no time
-            self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock.present_us
+            if begins:  # earlier facts have no time
+                self._tasks["heard_us"][self._seen(self._slots.all())] = self.clock.present_us
+            self._tasks["heard_us"][taken.touched] = self.clock.present_us
 
     def judge(self, facts: FactRows) -> NDArray[np.uint8]:
         """Return the outcome of each fact as a position in ``OUTCOMES``, shape (n,).
@@ -334,7 +337,9 @@ class Tracker:
             Fields of ``Scores`` that are copied; the others have a length of 0 in every axis but the first.
         """
         with self._lock:
-            slots = self._chosen(self._slots.all(), machines, collections)
+            slots = self._slots.all()
+            if machines is not None or collections is not None:
+                slots = self._chosen(slots, machines, collections)
         scorers: set[Scorer] = set()
 
         def made(piece: slice) -> _Made:
@@ -489,7 +494,7 @@ class Tracker:
         return slot
 
     def _seen(self, slot: Ids) -> Ids:
-        seen: Ids = slot[self._tasks["heard_us"][slot] != UNSEEN_US]
+        seen: Ids = slot[self._tasks["heard_us"][run_of(slot)] != UNSEEN_US]
         return seen
 
     def _reserve(self) -> None:
@@ -526,8 +531,8 @@ class Tracker:
 
     def spans(self) -> tuple[Ids, Ids]:
         """Return start and end of the last windows of all tasks that have one; for the writer thread."""
-        slot = self._slots.all()
-        start_us, end_us = self._tasks[s.START_US][slot], self._tasks[s.END_US][slot]
+        task = self._tasks[run_of(self._slots.all())]
+        start_us, end_us = task[s.START_US], task[s.END_US]
         return start_us[end_us >= 0], end_us[end_us >= 0]
 
     def ends_of(self, key: Ids) -> Ids:

@@ -197,12 +197,12 @@ class LiveQuality:
         spread over a horizon, or all would be of the same hours.
         """
         self._make_room(slot)
-        task = self._tasks[slot]
+        from_us, last_end_us = (self._tasks[name][slot] for name in ("from_us", "last_end_us"))
         if self._spread:
-            fresh = task["from_us"] == 0
+            fresh = from_us == 0
             wait = (slot[fresh] * _SPREAD % 2**16 * self.horizon_us) // 2**16
-            self._tasks["from_us"][slot[fresh]] = task["from_us"][fresh] = task["last_end_us"][fresh] + wait
-        rows = np.flatnonzero((task["answer_us"] == 0) & (task["last_end_us"] >= task["from_us"]))
+            self._tasks["from_us"][slot[fresh]] = from_us[fresh] = last_end_us[fresh] + wait
+        rows = np.flatnonzero((self._tasks["answer_us"][slot] == 0) & (last_end_us >= from_us))
         if len(rows) > self._most_wanted:
             after = slot[rows] >= self._next_slot
             rows = np.concatenate([rows[after], rows[~after]])[: self._most_wanted]

@@ -32,7 +32,8 @@ def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
         if not column.axis:
             columns[name] = values
             continue
-        for k in np.flatnonzero(~np.isnan(values).all(axis=0)):
+        unknown = np.isnan(values)
+        for k in () if unknown.all() else np.flatnonzero(~unknown.all(axis=0)):  # by column takes ten times as long
             columns[f"{name}.{column.axis[k]}"] = np.ascontiguousarray(values[:, k])
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], list(columns))
     return write_table(batch.replace_schema_metadata({_HEARD_US: str(heard_us)}))
