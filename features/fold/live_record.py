@@ -31,7 +31,7 @@ _SPARE: Final = _OF_STATE["spare"][1] - (_END - _BEGIN)
 _FIELDS: Final = sorted(
     [
         *((at if at < _BEGIN else at - (_END - _BEGIN), name, kind) for name, (kind, at, *_) in _OF_STATE.items()
-          if name not in ("histogram", "octave", "spare")),
+          if at < _OF_STATE["spare"][1] and name not in ("histogram", "octave")),
         (_SPARE, "octaves", np.dtype("u8")),
         (_SPARE + 8, "rows", np.dtype(("i4", MOST_ROWS))),
     ],
@@ -42,24 +42,25 @@ KEPT: Final = np.dtype(
         "names": [name for _, name, _ in _FIELDS],
         "formats": [kind for _, _, kind in _FIELDS],
         "offsets": [at for at, _, _ in _FIELDS],
-        "itemsize": STATE.itemsize - (_END - _BEGIN),
+        "itemsize": _SPARE + 8 + 4 * MOST_ROWS,
     }
 )
-"""A record as it is kept: that of ``task_record`` without its histograms.
+"""A record as it is kept: that of ``task_record`` without its histograms, in whole cache lines.
 
 In place of what is spare there, it has a bit for each octave of a histogram that holds something, and the numbers of
-the rows where these lie, in the order of the bits; numbers count from 1, and 0 is none."""
+the rows where these lie, in the order of the bits; numbers count from 1, and 0 is none. It has no field of the code:
+what works on it takes a ``STATE``, too, or rests on its layout alone."""
 assert _OF_STATE["octave"][1] == _BEGIN + STATE["histogram"].itemsize
 assert STATE["spare"].itemsize >= 8 + 4 * MOST_ROWS
 
 
-assert _BEGIN % 8 == _END % 8 == KEPT.itemsize % 8 == 0
+_LINE: Final = 64
+"""Bytes of a cache line."""
+assert _BEGIN % 8 == _END % 8 == KEPT.itemsize % _LINE == 0
 _BEGIN_WORD: Final = _BEGIN // 8
 _WORDS: Final = (_END - _BEGIN) // 8
 """Words of the histograms in a record."""
 _KEPT_WORDS: Final = KEPT.itemsize // 8
-_LINE: Final = 64
-"""Bytes of a cache line."""
 _KEPT_BYTES: Final = KEPT.itemsize
 _ROW_BYTES: Final = ROW.itemsize
 
