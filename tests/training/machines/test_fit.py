@@ -70,7 +70,7 @@ def test_a_fit_that_foresees_nothing_on_other_machines_is_not_chosen() -> None:
 def test_the_share_of_peaks_together_is_found(at_once: bool) -> None:
     # tasks of limit 1 whose peak is even between 0.1 and 0.2, or has one time in ten more than that, up to the limit;
     # machines of some tasks of either kind, where each peaks by itself or all are at the same level of their curves
-    n, rng = 4_000, np.random.default_rng(3)
+    n, rng = 2_900, np.random.default_rng(3)
     survival = np.array([[1.0, 0.0, 0.0], [1.0, 0.1, 0.0]], np.float32)[:, None]
     at = np.tile(np.array([0.1, 0.2, 1.0], np.float32), (2, 1, 1))
     of_kinds = terms_of_curves(survival, at, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))[:, 0]
