@@ -356,9 +356,19 @@ def _spread(
     if shape[0] == shape[P100]:
         _fill(s, USAGE, _bin(shape[0] / s.reference[0]), weight)
         return
+    b = _bin((shape[0] + shape[1]) * inverse)
+    octave, of_bin, of_octave = b >> 3, s.histogram[b, USAGE], s.octave[b >> 3, USAGE]
     for k in range(N_LEVELS - 1):
-        part = 0.1 if k < P90 else 0.01
-        _fill(s, USAGE, _bin((shape[k] + shape[k + 1]) * inverse), weight * part)
+        part = weight * (0.1 if k < P90 else 0.01)
+        to = _bin((shape[k] + shape[k + 1]) * inverse)
+        if to != b:  # sums stay in registers as long as they are added to
+            s.histogram[b, USAGE] = of_bin
+            b, of_bin = to, s.histogram[to, USAGE]
+            if to >> 3 != octave:
+                s.octave[octave, USAGE] = of_octave
+                octave, of_octave = to >> 3, s.octave[to >> 3, USAGE]
+        of_bin, of_octave = np.float32(of_bin + part), np.float32(of_octave + part)
+    s.histogram[b, USAGE], s.octave[octave, USAGE] = of_bin, of_octave
 
 
 @numba.njit(inline="always", **LENT)
