@@ -40,6 +40,10 @@ VECTORS: Final = {
 """The percentile vectors of the schema, and the places of their values among ``LEVELS``."""
 
 
+_DEMAND: Final = "_demand"
+"""Attribute of windows that have their demand (``with_demand``); ``replace`` leaves it out."""
+
+
 class Column(NamedTuple):
     """Type of a column of ``Windows``, its value where it is unknown, and the names along its second axis, if any."""
 
@@ -118,7 +122,10 @@ class Windows:
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Windows:
         """Return the chosen rows, in the order given."""
-        return Windows(**{name: getattr(self, name)[rows] for name in COLUMNS})
+        made = Windows(**{name: getattr(self, name)[rows] for name in COLUMNS})
+        if _DEMAND in vars(self):
+            vars(made)[_DEMAND] = vars(self)[_DEMAND][rows]
+        return made
 
     def task_starts(self) -> NDArray[np.int64]:
         """Return the first row of each run of equal task ids, and ``n``; shape (n_tasks + 1,).
@@ -221,7 +228,20 @@ def what_is_judged(windows: Windows) -> Windows:
 
 def with_p90_alone(windows: Windows) -> Windows:
     """Return the same rows without the other percentiles: ``demand`` and ``peak_cpu`` answer as before."""
-    return replace(windows, percentiles=np.ascontiguousarray(_p90(windows)[:, None]))
+    made = replace(windows, percentiles=np.ascontiguousarray(_p90(windows)[:, None]))
+    if _DEMAND in vars(windows):
+        vars(made)[_DEMAND] = vars(windows)[_DEMAND]
+    return made
+
+
+def with_demand(windows: Windows) -> Windows:
+    """Return the same rows, whose ``demand`` is computed here, once, as is that of rows taken from them.
+
+    No column is to be changed from then on.
+    """
+    made = replace(windows)
+    vars(made)[_DEMAND] = demand(windows)
+    return made
 
 
 def _p90(windows: Windows) -> NDArray[np.float32]:
@@ -235,6 +255,9 @@ def demand(windows: Windows) -> NDArray[np.float64]:
     the Limit"); memory is not, so it is the largest usage. Where a source has no percentiles or no maximum, the mean
     stands in: then the number is a lower bound, and reports say so.
     """
+    known: NDArray[np.float64] | None = vars(windows).get(_DEMAND)
+    if known is not None:
+        return known
     u, p90 = windows.usage, _p90(windows).astype(np.float64)
     cpu = np.where(np.isnan(p90), u[:, CPU_MEAN], p90)
     cpu = np.where(cpu > windows.limit[:, 0], windows.limit[:, 0], cpu)

@@ -15,7 +15,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.arrays import copy_of, room_for
 from reclaim.data.core.parallel import in_pieces
 from reclaim.data.errors import ConfigError, StoreError
-from reclaim.data.windows import Windows, with_p90_alone
+from reclaim.data.windows import Windows, with_demand, with_p90_alone
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW
 from reclaim.features.registry import feature_names
@@ -154,6 +154,7 @@ class Tracker:
         if not (windows.end_us[:-1] <= windows.end_us[1:]).all():
             order = np.argsort(windows.end_us, kind="stable")
             slot, windows = slot[order], windows.take(order)
+        windows = with_demand(windows)
         touched, x, _, row = self._state.advance(slot, windows)
         last = with_p90_alone(windows)
         if not np.array_equal(row, np.arange(len(windows))):

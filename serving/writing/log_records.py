@@ -33,8 +33,11 @@ def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
             columns[name] = values
             continue
         unknown = np.isnan(values)
-        for k in () if unknown.all() else np.flatnonzero(~unknown.all(axis=0)):  # by column takes ten times as long
-            columns[f"{name}.{column.axis[k]}"] = np.ascontiguousarray(values[:, k])
+        if unknown.all():  # as percentiles mostly are
+            continue
+        for k, place in enumerate(column.axis):
+            if not unknown[:, k].all():  # ``all(axis=0)`` takes ten times as long
+                columns[f"{name}.{place}"] = np.ascontiguousarray(values[:, k])
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], list(columns))
     return write_table(batch.replace_schema_metadata({_HEARD_US: str(heard_us)}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset, Owners, bucket_name, windows_from_table
 from reclaim.data.errors import SchemaError
 from reclaim.data.windows import (
+    CHANNELS,
     CPU_MAX,
     CPU_MEAN,
     LEVELS,
@@ -33,7 +35,21 @@ from reclaim.data.windows import (
     peak_cpu,
     sort_windows,
     what_is_judged,
+    with_demand,
+    with_p90_alone,
 )
+
+
+def test_windows_that_have_their_demand_give_it_with_their_rows_and_lose_it_with_a_column() -> None:
+    rng = np.random.default_rng(3)
+    windows = empty_windows(50)
+    windows.usage[:], windows.limit[:] = rng.random((50, len(CHANNELS))), rng.random((50, 2))
+    kept, rows = with_demand(windows), np.array([7, 3, 3, 40])
+    for same in (kept, with_p90_alone(kept)):
+        assert demand(same) is demand(kept)
+        np.testing.assert_array_equal(demand(same.take(rows)), demand(windows.take(rows)))
+    half = replace(kept, limit=kept.limit / 2)
+    np.testing.assert_array_equal(demand(half), demand(replace(windows, limit=windows.limit / 2)))
 
 
 def test_what_is_judged_of_windows_demands_the_same_in_fewer_bytes() -> None:
