@@ -203,12 +203,13 @@ class MachinePeaks:
             return
         self._n_tasks = max(self._n_tasks, int(task.max()) + 1)
         self._tasks = room_for(self._tasks, self._n_tasks)
-        m = self._machines
+        m, online, answer = self._machines, self._online, self._ring["answer"]
+        begun = (answer - 1) * online.step
+        waits = np.where((begun < slot) & (slot <= begun + online.horizon_slots), answer, -1)
         _add(
             self._tasks, task, slot, self._places(windows.machine_id, slot), demand(windows),
-            np.ascontiguousarray(windows.limit), of_row, shares, opted_out, self._ring["answer"], self._online.step,
-            self._online.horizon_slots, slot % _OPEN, m["last"], m["windows"], m["answered"], m["sums"], m["total"],
-            np.zeros(1, _TERMS),
+            np.ascontiguousarray(windows.limit), of_row, shares, opted_out, answer, waits, online.step, slot % _OPEN,
+            m["last"], m["windows"], m["answered"], m["sums"], m["total"], np.zeros(1, _TERMS),
         )  # fmt: skip
 
     def forget(self, slots: Ids) -> None:
@@ -362,8 +363,8 @@ def _add(
     shares: Any,  # (k, R, N_SHARES) float32
     opted_out: Any,  # (k,) bool
     answer: Any,  # (A,) int64, numbers of the times whose answers wait
+    waits: Any,  # (A,) int64, the same of those that the slot lies in the horizon of; -1 else
     step: int,
-    horizon: int,  # slots
     open_at: int,
     last: Any,  # (m,) int64, changed
     windows: Any,  # (m, O) int64, changed
@@ -392,9 +393,8 @@ def _add(
             task.used[r] = more
             if p < 0:
                 continue
-            for k in range(len(answer)):
-                begun = (answer[k] - 1) * step
-                if task.machine[k] != p or task.answer[k] != answer[k] or not begun < now <= begun + horizon:
+            for k in range(len(waits)):
+                if task.machine[k] != p or task.answer[k] != waits[k]:
                     continue
                 most = task.limit[k, r]
                 if most > 0.0:
