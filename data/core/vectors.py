@@ -7,12 +7,16 @@ every processor. The functions are called by the bodies of intrinsics (``in_llvm
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
+import numba
+import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 LANES: Final = 16
 """Numbers of a vector: those of a register of AVX-512. Other processors take several registers, to the same bits."""
@@ -138,3 +142,36 @@ def _part(builder: Any, vector: Any, places: range) -> Any:
     """Return the lanes at some places."""
     kind = ir.VectorType(ir.IntType(32), len(places))
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), ir.Constant(kind, list(places)))
+
+
+def bounds_of(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the largest float32 that are not larger: a float32 exceeds the one where it exceeds the other."""
+    near = values.astype(np.float32)
+    return np.where(near > values, np.nextafter(near, np.float32(-np.inf)), near)
+
+
+@in_llvm
+def _number_above(_: Any, values: Any, bound: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return how many of two vectors of values, one behind the other, exceed a bound; float32 all."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (of,) = arrays(context, builder, signature, args)
+        (n,) = shape_of(builder, of)
+        least, bits = spread(builder, args[1]), []
+        for first in (0, LANES):
+            more = builder.fcmp_ordered(">", load(builder, of.data, n.type(first)), least)
+            bits.append(builder.shl(builder.zext(builder.bitcast(more, ir.IntType(LANES)), n.type), n.type(first)))
+        return builder.ctpop(builder.or_(*bits))
+
+    return types.intp(values, bound), generate
+
+
+@numba.njit(inline="always")
+def number_above(values: Any, bound: Any) -> Any:
+    """Return how many values, (n,) float32 and contiguous, exceed one of ``bounds_of``, for kernels."""
+    if len(values) == 2 * LANES:
+        return _number_above(values, bound)
+    n = 0
+    for value in values:
+        n += value > bound
+    return n

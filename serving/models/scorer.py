@@ -18,7 +18,7 @@ from reclaim.data.windows import Cell, Windows
 from reclaim.features.groups import tier_key
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate, Forecast
-from reclaim.training.machines.terms import unknown_shares
+from reclaim.training.machines.terms import N_SHARES, unknown_shares
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
 from reclaim.training.margins.online import own_prices
 from reclaim.training.margins.own_price import Risk
@@ -193,12 +193,15 @@ class Scorer:
         return Scores(*steps, quantiles, oom, shares, risk)
 
     def _shares(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float32]:
-        def made(piece: slice) -> NDArray[np.float32]:
-            return self.machines.shares(forecast.take(piece), x[piece], last.take(piece))
+        out = np.zeros((len(x), len(RESOURCES), N_SHARES), np.float32)
+
+        def make(piece: slice) -> None:
+            self.machines.shares(forecast.take(piece), x[piece], last.take(piece), out[piece])
 
         if len(x) < ROWS_WORTH_A_THREAD:
-            return self.machines.shares(forecast, x, last)
-        return np.concatenate(in_pieces(made, len(x), self._threads))
+            return self.machines.shares(forecast, x, last, out)
+        in_pieces(make, len(x), self._threads)
+        return out
 
     def within_budget(self, budget: float, tier: str | None = None) -> str:
         """Return the margin that reclaims most among those within a budget on validation data.

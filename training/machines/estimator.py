@@ -55,12 +55,17 @@ class MachineEstimator:
         """
         return terms_of(self.shares(forecast, x, windows), demand(windows), windows.limit)
 
-    def shares(self, forecast: Forecast, x: NDArray[np.float32], windows: Windows) -> NDArray[np.float32]:
-        """Return what says the terms with demand and limit of the windows; float32, (n, n_resources, N_SHARES)."""
+    def shares(
+        self, forecast: Forecast, x: NDArray[np.float32], windows: Windows, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """Return what says the terms with demand and limit of the windows; float32, (n, n_resources, N_SHARES).
+
+        It is written into ``out``, zeros of that shape, where the caller has it.
+        """
         seen = np.rint(np.exp2(x[:, _SEEN].astype(np.float64)) - 1.0).astype(np.int64)
         return shares_of(
             forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, self.mean_limit,
-            forecast.horizons_s.index(self.horizon_s),
+            forecast.horizons_s.index(self.horizon_s), out,
         )  # fmt: skip
 
     def peak(self, sums: Floats, budget: float) -> Floats:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT, straight
+from reclaim.data.core.vectors import bounds_of, number_above
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 
@@ -48,6 +49,7 @@ N_SHARES: Final = 2 + len(PASSED) + len(RATES)
 S_BAND: Final = N_SHARES - len(RATES)
 _PADDED: Final = 3 * vectors.LANES
 """Places of a curve that are computed at once: the thresholds' (``survival.N_THRESHOLDS``), the limit, and zeros."""
+_BOUNDS: Final = bounds_of(np.array(PASSED))
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 NEWCOMER_WINDOWS: Final = 12
 """Windows, of five minutes mostly, from which on a task is no newcomer: an hour."""
@@ -61,6 +63,7 @@ def shares_of(
     seen: NDArray[np.int64],
     mean_limit: tuple[float, ...],
     horizon: int = 0,
+    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Return what a task's curve says of its terms, over its limit; float32, shape (n, n_resources, N_SHARES).
 
@@ -81,15 +84,17 @@ def shares_of(
         Of the cell's tasks, which the rates are over; positive.
     horizon : int
         Place of the horizon on its axis.
+    out : float32, zeros of the result's shape, or None
+        Written and returned where it is given.
     """
     if survival.shape[3] >= _PADDED:
         raise ConfigError(f"expected fewer than {_PADDED} thresholds, got {survival.shape[3]}")
-    out = np.zeros((*limit.shape, N_SHARES), np.float32)
+    out = np.zeros((*limit.shape, N_SHARES), np.float32) if out is None else out
     room = np.zeros((2, _PADDED), np.float32)
     rate = RATES[0] / np.array(mean_limit)
     # in C order all, as a single row is, so that no call compiles another kernel
     arrays = (np.ascontiguousarray(array) for array in (survival, thresholds, usage, limit, seen))
-    _shares(*arrays, rate, horizon, room, np.empty(len(RATES), np.float32), out)
+    _shares(*arrays, rate, horizon, _BOUNDS, room, np.empty(len(RATES), np.float32), out)
     return out
 
 
@@ -153,6 +158,7 @@ def _shares(
     seen: Any,  # (n,) int64
     rate: Any,  # (R,) float64
     horizon: int,
+    bounds: Any,  # (n_passed,) float32, those of ``PASSED``
     room: Any,  # (2, _PADDED) float32, zeros behind J
     moments: Any,  # (n_rates,) float32, changed
     out: Any,  # (n, R, N_SHARES) float32, zeros, written
@@ -170,10 +176,8 @@ def _shares(
             for k in range(1, last):
                 share[k], place[k] = s[k - 1] - s[k], (at[k - 1] + at[k]) * _HALF
             share[last], place[last] = s[last - 1], _ONE
-            k = 0
             for j in range(len(PASSED)):
-                while k < last and s[k] > PASSED[j]:
-                    k += 1
+                k = number_above(s, bounds[j])
                 amount = 1.0
                 if k < last:
                     s0, r0 = (np.float64(s[k - 1]), np.float64(at[k - 1])) if k > 0 else (1.0, 0.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT, straight
 from reclaim.data.core.parallel import in_parts
-from reclaim.data.core.vectors import INTEGERS, LANES, in_llvm, numba_tools
+from reclaim.data.core.vectors import LANES, bounds_of, in_llvm, number_above
 from reclaim.features.registry import AT, SIGNALS
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Forecast
@@ -144,45 +144,21 @@ def quantiles_of(
     return out
 
 
-def _above(levels: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.int32]]:
-    """Return the probabilities above the levels, the largest float32 that are not larger, and room to count in."""
+def _above(levels: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Return the probabilities above the levels, and what ``number_above`` takes for each."""
     above = 1.0 - np.array(levels)
-    bounds = np.zeros(-(-len(levels) // LANES) * LANES, np.float32)
-    near = above.astype(np.float32)
-    bounds[: len(levels)] = np.where(near > above, np.nextafter(near, np.float32(-1.0)), near)
-    return above, bounds, np.empty(len(bounds), np.int32)
-
-
-@in_llvm
-def _count(_: Any, values: Any, bounds: Any, counts: Any) -> tuple[Any, Callable[..., Any]]:
-    """Write how many values are larger than each bound; float32 both, and the bounds whole vectors."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        of, least, to = vectors.arrays(context, builder, signature, args)
-        (n,), (m,) = (vectors.shape_of(builder, array) for array in (of, least))
-        with numba_tools.for_range_slice(builder, n.type(0), m, n.type(LANES)) as (lane, _):
-            bound = vectors.load(builder, least.data, lane)
-            total = numba_tools.alloca_once_value(builder, vectors.constant(0, kind=INTEGERS))
-            with numba_tools.for_range(builder, n) as loop:
-                value = vectors.spread(builder, builder.load(builder.gep(of.data, [loop.index])))
-                more = builder.zext(builder.fcmp_ordered(">", value, bound), INTEGERS)
-                builder.store(builder.add(builder.load(total), more), total)
-            builder.store(builder.load(total), vectors.at(builder, to.data, lane, kind=INTEGERS), align=4)
-        return context.get_dummy_value()
-
-    return types.void(values, bounds, counts), generate
+    return above, bounds_of(above)
 
 
 @numba.njit(**LENT)
-def _quantiles(survival: Any, thresholds: Any, above: Any, bounds: Any, counts: Any, out: Any) -> None:
+def _quantiles(survival: Any, thresholds: Any, above: Any, bounds: Any, out: Any) -> None:
     for i in range(len(out)):
         for t in range(out.shape[1]):
             r = thresholds[i, t]
             for h in range(out.shape[2]):
                 s = survival[i, t, h]
-                _count(s, bounds, counts)
                 for q in range(len(above)):
-                    k = counts[q]
+                    k = number_above(s, bounds[q])
                     if np.isnan(s[0]):
                         out[i, t, h, q] = math.nan
                     elif k == len(s):

@@ -107,3 +107,21 @@ def test_the_number_of_the_lowest_bit_is_found_for_every_byte(looks_up: bool, mo
         some = [min(low + k, 255) for k in range(LANES)]
         found = find(_vector(*some), table)
         assert found.tolist() == [(byte & -byte).bit_length() - 0.5 for byte in some]
+
+
+@numba.njit
+def _number_above(values: Any, bound: Any) -> Any:
+    return vectors.number_above(values, bound)
+
+
+@given(
+    arrays(np.float32, 2 * LANES, elements=st.floats(0, 1, width=32) | st.just(np.nan)),
+    st.integers(0, 2 * LANES), st.integers(0, 2 * LANES - 1), st.floats(-1e-9, 1e-9),
+)  # fmt: skip
+def test_values_above_a_float64_are_counted_by_its_float32_bound_in_two_vectors_or_any_number(
+    values: NDArray[np.float32], n: int, k: int, away: float
+) -> None:
+    near = np.nan_to_num(np.float64(values[k])) + away  # float32 often cannot tell it from a value
+    (bound,) = vectors.bounds_of(np.array([near]))
+    for some in (values, values[:n].copy()):
+        assert _number_above(some, bound) == np.count_nonzero(some.astype(np.float64) > near)
