@@ -245,22 +245,24 @@ def _fill(
                 share[j], passed[j] = r[j], s[j] if r[j] < np.float32(1.0) else np.float32(0.0)
             _cheapest(share, passed, prices, np.float32(1.0 / weight[i, c]), places, rises[i, c])
             if len(risk):
-                _risk_at_each(s, r, used[i, c], at_each)
+                _risk_at_each(passed, s, r, used[i, c], at_each)
                 of_rung = risk[i, c]
                 for k in range(N_RUNGS):
                     of_rung[k] = at_each[places[k]]
 
 
 @numba.njit(inline="always")
-def _risk_at_each(s: Any, r: Any, used: float, out: Any) -> None:
+def _risk_at_each(passed: Any, s: Any, r: Any, used: float, out: Any) -> None:
     """Write the risk where each threshold, and the limit, is reserved: that of such a rung by ``own_price.risk_of``."""
-    last = len(s) - 1
-    out[last + 1] = 0
-    for j in range(last + 1):
-        out[j] = np.uint16(np.float64(s[j] if r[j] < np.float32(1.0) else np.float32(0.0)) * UNIT + 0.5)
-    for j in range(last - 1, -1, -1):
-        if r[j] == r[j + 1]:  # of equal thresholds the last one counts
-            out[j] = out[j + 1]
+    last, equal = len(s) - 1, False
+    for j in range(N_RISES + 1):
+        out[j] = np.uint16(np.float64(passed[j]) * UNIT + 0.5)
+    for j in range(last):
+        equal |= r[j] == r[j + 1]
+    if equal:  # of equal thresholds the last one counts
+        for j in range(last - 1, -1, -1):
+            if r[j] == r[j + 1]:
+                out[j] = out[j + 1]
     if not used > r[0]:
         return
     j = 0
