@@ -20,8 +20,8 @@ LEVEL: Final = 0.98
 """Level of the quantile that the location is fitted at. Nearer to the budgets it would rest on few peaks, and carry
 over to other cells badly; the margin makes up for the rest."""
 FEWEST: Final = 3_000
-"""Snapshots of the machines themselves below which nothing is fitted: four machines over three days still gain by it a day
-ahead (``benchmarks/LOG.md``, 2026-11-27)."""
+"""Snapshots of the machines themselves below which nothing is fitted: four machines over three days still gain by it a
+day ahead (``benchmarks/LOG.md``, 2026-11-27)."""
 MOST: Final = 60_000
 """Snapshots that are fitted to at most, evenly drawn: neighbours in time say much the same."""
 _SMOOTH: Final = (0.02, 0.004, 0.001)
