@@ -23,10 +23,17 @@ VERBS = sorted(get_command(cli.app).commands)  # type: ignore[attr-defined] # a 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_in_the_readme_and_has_help_with_an_example(verb: str) -> None:
     assert f"reclaim {verb}" in README
-    for names in [[verb]] if verb != "replay" else [[verb, name] for name in EXPERIMENTS]:
+    for names in [[verb]] if verb != "replay" else [[verb], *([verb, name] for name in EXPERIMENTS)]:
         result = CliRunner().invoke(cli.app, [*names, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
         assert result.exit_code == 0
         assert re.search(rf"Examples?: .*reclaim {' '.join(names)}", result.output.replace("\n", " ")), result.output
+
+
+def test_the_help_of_all_commands_has_examples_from_usage_to_a_service() -> None:
+    shown = " ".join(CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output.split())
+    examples = shown.partition("Examples: ")[2]
+    verbs = ["ingest", "features", "train", "replay", "serve"]
+    assert sorted(verbs, key=lambda verb: examples.index(f"reclaim {verb}")) == verbs
 
 
 def test_every_experiment_has_a_verb_and_every_verb_of_the_replay_an_experiment() -> None:

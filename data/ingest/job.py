@@ -174,16 +174,23 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     """Return the files of a trace with their tables; refuse a folder that has none, or unfinished ones."""
     files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
     if not files:
-        patterns = ", ".join(dict.fromkeys(pattern for table in source.tables for pattern in table.patterns))
+        patterns = list(dict.fromkeys(pattern for table in source.tables for pattern in table.patterns))
+        found = [path.name for path in sorted(source_folder.iterdir())]
         raise TraceError(
-            f"{source_folder}: no files of a {source.trace} trace (looked for {patterns}); pass their folder, or name "
-            "their format by --trace"
+            f"{source_folder}: no files of a {source.trace} trace (looked for {_first(patterns)}; there is "
+            f"{_first(found) or 'nothing'}); pass their folder, or name their format by --trace"
         )
     partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
     if unfinished:
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
     return files
+
+
+def _first(names: list[str], n: int = 6) -> str:
+    """Return the first names as text, with the number of further ones."""
+    more = f" and {len(names) - n} more" if len(names) > n else ""
+    return ", ".join(names[:n]) + more
 
 
 def _make(

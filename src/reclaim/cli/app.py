@@ -51,6 +51,9 @@ app = typer.Typer(
     "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, promote, "
     "predict, recommend, serve. "
     "`reclaim demo` runs all of them on a small synthetic cell.",
+    epilog="Examples: `reclaim demo` · `reclaim ingest usage dataset --trace series --mapping my.toml` · "
+    "`reclaim features dataset` · `reclaim train dataset` · `reclaim replay margins dataset --out margins` · "
+    "`reclaim serve` · `reclaim COMMAND --help`, for those of a command",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -326,8 +329,8 @@ app.command(epilog="Example: `reclaim mlflow --port 5001`")(models.mlflow)
 
 app.add_typer(replays.app, name="replay")
 app.command(
-    epilog="Example: `reclaim compare`, `reclaim compare --experiment frontier`, or `reclaim compare RUN RUN` with run "
-    "ids from MLflow"
+    epilog="Examples: `reclaim compare` · `reclaim compare --experiment frontier` · `reclaim compare RUN RUN`, with "
+    "run ids from MLflow"
 )(replays.compare)
 
 

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from reclaim.replay.report.page import ReplayReport
     from reclaim.training.bundle import Bundle
 
-app = typer.Typer(help="Replay estimators on a dataset.", no_args_is_help=True)
+app = typer.Typer(
+    help="Replay estimators on a dataset.",
+    epilog="Examples: `reclaim replay margins dataset --out margins` · "
+    "`reclaim replay frontier dataset --out frontier`",
+    no_args_is_help=True,
+)
 
 
 def _add(name: str, does: str, *examples: str) -> None:

@@ -211,8 +211,12 @@ def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"usage\.csv: a file; name the folder that it is in"):
         ingest(tmp_path / "usage.csv", tmp_path / "out", ONE_BUCKET)
     (tmp_path / "cell").mkdir()
-    with pytest.raises(TraceError, match=r"no files of a google-v3 trace \(looked for instance_usage"):
+    with pytest.raises(TraceError, match=r"a google-v3 trace \(looked for instance_usage.* more; there is nothing\);"):
         ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    (tmp_path / "cell" / "vms.json").touch()
+    with pytest.raises(TraceError, match=r"there is vms\.json\); pass their folder, or name their format by --trace"):
+        ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    (tmp_path / "cell" / "vms.json").unlink()
     with pytest.raises(TraceError, match=r"looked for \*\.parquet, .*; pass their folder, or name their format"):
         ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(trace="series", mapping="azure"))
 
