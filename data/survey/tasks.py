@@ -91,7 +91,10 @@ def lives(tables: Tables) -> dict[str, Any]:
         "sum(event_changes)::BIGINT AS limit_changes, count(*) FILTER (event_changes > 0) AS tasks_with_limit_changes, "
         "max(event_changes) AS most_limit_changes FROM task_facts"
     )
-    bands = tables.arrays(_banded("lifetime_s", LIFETIME_EDGES_S))
+    band = " + ".join(f"(lifetime_s >= {edge})::BIGINT" for edge in LIFETIME_EDGES_S)
+    bands = tables.arrays(
+        f"SELECT {band} AS band, count(*) AS n FROM task_facts WHERE lifetime_s IS NOT NULL GROUP BY 1 ORDER BY 1"
+    )
     counts = dict(zip(bands["band"].tolist(), bands["n"].tolist(), strict=True))
     return {
         **{name: value or 0 for name, value in found.items()},
@@ -109,11 +112,6 @@ def oom_ends(dataset: Dataset) -> int | None:
         len(oom_events(dataset.windows(bucket), dataset.events(bucket, oom_columns(dataset.manifest)))[0])
         for bucket in range(dataset.n_buckets)
     )
-
-
-def _banded(column: str, edges: tuple[int, ...]) -> str:
-    passed = " + ".join(f"({column} >= {edge})::BIGINT" for edge in edges)
-    return f"SELECT {passed} AS band, count(*) AS n FROM task_facts WHERE {column} IS NOT NULL GROUP BY 1 ORDER BY 1"
 
 
 def _of_tasks(tables: Tables, column: str, unit: float = 1.0) -> dict[str, float | None]:

@@ -189,14 +189,14 @@ def maximum_sql(highest: str, mean: str) -> str:
     return f"CASE WHEN {highest} <> 0 OR {mean} IS NULL OR {mean} <= 0 THEN {highest} END"
 
 
-def code_sql(column: str, names: Sequence[str], first: int = 0, prefix: str = "") -> str:
-    """Return SQL that reads an enum given as a number or as one of ``names``, the first of which is ``first``.
+def code_sql(column: str, names: Sequence[str], prefix: str = "") -> str:
+    """Return SQL that reads an enum given as a number or as one of ``names``, the first of which is 0.
 
     A name may carry ``prefix``. Any other value is null.
     """
-    cases = " ".join(f"WHEN '{name}' THEN {first + k}" for k, name in enumerate(names))
-    cases += "".join(f" WHEN '{prefix}{name}' THEN {first + k}" for k, name in enumerate(names) if prefix)
-    cases += "".join(f" WHEN '{first + k}' THEN {first + k}" for k in range(len(names)))
+    cases = " ".join(f"WHEN '{name}' THEN {k}" for k, name in enumerate(names))
+    cases += "".join(f" WHEN '{prefix}{name}' THEN {k}" for k, name in enumerate(names) if prefix)
+    cases += "".join(f" WHEN '{k}' THEN {k}" for k in range(len(names)))
     return f"CAST(CASE upper({column}) {cases} END AS TINYINT)"
 
 

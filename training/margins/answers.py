@@ -135,7 +135,7 @@ class Widened(Answers):
         by_tier: Mapping[str, NDArray[np.float64]] | None,
     ) -> Mapping[str, Setting]:
         """Return margins."""
-        both = (Margin(name, _floats(of), _by_tier(by_tier, name)) for name, of in all_tiers.items())
+        both = (Margin(name, tuple(of.tolist()), _by_tier(by_tier, name)) for name, of in all_tiers.items())
         return three_of(*both)
 
     def under(self, settings: Mapping[str, Setting], margin: str, windows: Windows) -> NDArray[np.float64]:
@@ -212,7 +212,7 @@ class Priced(Answers):
         """Return prices."""
         prices = {name: price_of(of) for name, of in all_tiers.items()}
         tiers = None if by_tier is None else {name: price_of(of) for name, of in by_tier.items()}
-        return three_of(*(Price(name, _floats(of), _by_tier(tiers, name)) for name, of in prices.items()))
+        return three_of(*(Price(name, tuple(of.tolist()), _by_tier(tiers, name)) for name, of in prices.items()))
 
     def under(self, settings: Mapping[str, Setting], margin: str, windows: Windows) -> NDArray[np.float64]:
         """Return the reservations at the price."""
@@ -223,7 +223,7 @@ class Priced(Answers):
 
 def scores_of(prices: tuple[float, ...]) -> tuple[float, ...]:
     """Return the scores of prices by resource, as ``calibrate`` takes them; NaN stays NaN."""
-    return _floats(rung_of(np.array(prices)))
+    return tuple(rung_of(np.array(prices)).tolist())
 
 
 def three_of(baseline: Setting, aggressive: Setting) -> Mapping[str, Setting]:
@@ -236,8 +236,4 @@ def three_of(baseline: Setting, aggressive: Setting) -> Mapping[str, Setting]:
 
 
 def _by_tier(by_tier: Mapping[str, NDArray[np.float64]] | None, name: str) -> tuple[tuple[float, ...], ...] | None:
-    return None if by_tier is None else tuple(map(_floats, by_tier[name]))
-
-
-def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(float(v) for v in values)
+    return None if by_tier is None else tuple(map(tuple, by_tier[name].tolist()))

@@ -205,9 +205,9 @@ def calibrate(
     counted = np.where(rows, windows.limit, np.nan)
     return Calibration(
         settings=settings,
-        violation={k: _floats(violation_share(v, windows.limit, target)) for k, v in held.items()},
+        violation={k: tuple(violation_share(v, windows.limit, target).tolist()) for k, v in held.items()},
         violation_by_tier={k: _by_tier(v, windows, target, rows) for k, v in held.items()},
-        reclaimed={k: _floats(reclaimed_share(v, counted)) for k, v in held.items()},
+        reclaimed={k: tuple(reclaimed_share(v, counted).tolist()) for k, v in held.items()},
         rows=tuple(int(k) for k in n),
         notes=tuple(notes),
     )
@@ -234,7 +234,7 @@ def _by_tier(
         of = tier_key(windows.tier) == number
         if of.any():
             share = violation_share(reservation[of], windows.limit[of], target[of])
-            out[label] = _floats(np.where(counts[of].sum(axis=0) >= TIER_ROWS, share, np.nan))
+            out[label] = tuple(np.where(counts[of].sum(axis=0) >= TIER_ROWS, share, np.nan).tolist())
     return out
 
 
@@ -265,7 +265,3 @@ def choose_best(candidates: Mapping[Key, Calibration], margin: str) -> list[Key]
     Every candidate keeps the same budgets, so more reclaimed is better without a second look.
     """
     return [max(candidates, key=lambda key: candidates[key].reclaimed[margin][r]) for r in range(len(RESOURCES))]
-
-
-def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(float(v) for v in values)

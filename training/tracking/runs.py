@@ -114,11 +114,11 @@ class Run:
         flat = {k: v if isinstance(v, str) else json.dumps(v) for k, v in flatten(params).items()}
         self._client.log_batch(self.run_id, params=[Param(k, v) for k, v in flat.items()])
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int = 0) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Log a nested mapping of numbers; inner names are joined with dots, what is not finite is left out."""
-        self.log_history([metrics], first_step=step)
+        self.log_history([metrics])
 
-    def log_history(self, history: Sequence[Mapping[str, Any]], first_step: int = 0) -> None:
+    def log_history(self, history: Sequence[Mapping[str, Any]]) -> None:
         """Log one mapping of numbers per step, all at once."""
         import time
 
@@ -126,7 +126,7 @@ class Run:
 
         now = int(time.time() * 1000)
         entries = [
-            Metric(name, float(value), now, first_step + step)
+            Metric(name, float(value), now, step)
             for step, metrics in enumerate(history)
             for name, value in flatten(metrics).items()
             if isinstance(value, (int, float)) and math.isfinite(value)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.job import LONGEST_DAYS
-from reclaim.data.synthetic.kubernetes.cluster import DAY_S, GIB, Pod, pods, workloads
+from reclaim.data.synthetic.kubernetes.cluster import DAY_S, GIB, pods, workloads
 from reclaim.data.synthetic.kubernetes.openmetrics import (
     DayFiles,
     cluster_lines,
@@ -155,16 +155,12 @@ def _write(folder: Path, config: SyntheticHistoryConfig, progress: Callable[[flo
     columns = list(zip(*ends, strict=True)) if ends else [()] * len(names)
     pq.write_table(pa.table({n: list(c) for n, c in zip(names, columns, strict=True)}), folder / TRUE_ENDS)
     return {
-        "pods": len(_seen(all_pods, start_s)),
+        "pods": sum(pod.end_s > start_s for pod in all_pods),
         "containers": len(by_name),
         "series": files.series,
         "samples": files.samples,
         "ends": {reason: sum(e[-1] == reason for e in ends) for reason in ("Error", "OOMKilled")},
     }
-
-
-def _seen(all_pods: list[Pod], start_s: int) -> list[Pod]:
-    return [pod for pod in all_pods if pod.end_s > start_s]
 
 
 def _table(key: tuple[str, str, str], windows: TrueWindow) -> pa.Table:

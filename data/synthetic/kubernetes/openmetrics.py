@@ -83,11 +83,11 @@ def usage_lines(pod: Pod, container: str, number: int, scrapes: Scrapes) -> Iter
     yield Line(MEMORY, labels, scrapes.time_ms, [str(v) for v in scrapes.memory.tolist()])
 
 
-def state_lines(pod: Pod, start_s: int, end_s: int, step_s: int, completed_s: float = 3600.0) -> Iterator[Line]:
-    """Yield the series of a pod that kube-state-metrics exports; a completed pod is listed for ``completed_s`` more."""
+def state_lines(pod: Pod, start_s: int, end_s: int, step_s: int) -> Iterator[Line]:
+    """Yield the series of a pod that kube-state-metrics exports; a completed pod is listed for an hour more."""
     ended = pod.end_s < end_s
     finished = ended and pod.workload.kind == "CronJob"
-    listed_s = pod.end_s + (completed_s if finished or pod.evicted else 0.0)
+    listed_s = pod.end_s + (3600.0 if finished or pod.evicted else 0.0)
     times = _beats(max(pod.start_s, start_s), min(listed_s, end_s), step_s)
     if not len(times):
         return
