@@ -191,6 +191,12 @@ def test_neither_test_rows_nor_their_targets_are_read(
         tune([dataset], replace(config, seed=9), trials=1, config_file=tmp_path / "best.toml")
 
 
+def test_the_network_is_judged_by_the_least_loss_of_validation_rows(dataset: Path) -> None:
+    losses: list[float] = []
+    objective = objective_of(open_sources([dataset]), NETWORK)
+    assert objective(NETWORK, lambda _epoch, loss: losses.append(loss)) == min(losses)
+
+
 def test_the_trees_are_judged_by_the_likelihood_of_validation_rows(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,18 @@ def test_a_violation_raises_the_logarithm_and_each_kept_answer_lowers_it(make_wi
     assert _of_prod(online, "baseline") == pytest.approx(np.expm1(online.log[0, PROD]))
 
 
+def test_an_answer_counts_a_slot_after_its_horizon_with_all_that_came_of_it(make_windows: Maker) -> None:
+    # horizon two windows: the first answer, 0.15, is kept by the second window and violated by the third, in whose slot
+    # a window within the horizon may still come; so nothing counts before the fourth
+    windows = _tasks(make_windows, [(0.1, 0.1), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1)])
+    online, logs = _online(budget=0.25, horizon_s=600), []
+    for k in range(len(windows)):
+        _hold(online, windows.take(np.array([k])))
+        logs.append(online.log[0, PROD, 0])
+    assert logs[:3] == [0.0] * 3
+    assert logs[3] > 0.0
+
+
 def test_a_budget_of_few_violations_a_day_is_followed_slowly(make_windows: Maker) -> None:
     windows = _tasks(make_windows, [(0.1, 0.1), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1)])
     online = _online(budget=0.001)
@@ -199,11 +211,16 @@ def test_a_price_stays_within_its_bounds(make_windows: Maker) -> None:
     quiet = _noisy(make_windows, 3_000, 4, seed=12)
     quiet.usage[:] *= 0.01
     wild = replace(quiet, usage=np.random.default_rng(1).choice([1e-4, 0.999], quiet.usage.shape))
-    low, high = (_online(0.01, 300, MIDDLE) for _ in range(2))
+    start = three_of(*(Price(name, (value, value)) for name, value in (("baseline", 64.0), ("aggressive", 1.0))))
+    low, high = (_online(0.01, 300, start) for _ in range(2))
     _hold(low, quiet, _ladders(quiet))
     _hold(high, wild, _ladders(wild))
-    assert _of_prod(low, "baseline")[1] == pytest.approx(16 / 64)
+    assert _of_prod(low, "baseline")[1] == pytest.approx(64 / 64)  # above the least of the ladder
     assert _of_prod(high, "baseline")[1] == pytest.approx(price_of(np.array(float(TOP_RUNG))), rel=0.1)
+    least, most = start["baseline"].bounds[:, PROD]
+    for online in (low, high):  # nor does the logarithm go further, from where it would have to come back
+        assert (least <= online.log[0, PROD]).all()
+        assert (online.log[0, PROD] <= most).all()
 
 
 def test_a_long_horizon_is_followed_as_slowly_as_its_outcomes_come() -> None:

@@ -283,6 +283,7 @@ def test_workloads_that_share_a_name_are_told_apart_by_their_kind() -> None:
     ]  # fmt: skip
 
 
-def test_a_cell_of_the_csv_is_no_formula() -> None:
-    text = as_csv(results_of(line("=cmd()", "app", SAME, SAME)))
-    assert "'=cmd()" in text
+@pytest.mark.parametrize("first", ["=", "+", "-", "@"])
+def test_a_cell_of_the_csv_is_no_formula(first: str) -> None:
+    text = as_csv(results_of(line(f"{first}cmd()", "app", SAME, SAME)))
+    assert f"'{first}cmd()" in text

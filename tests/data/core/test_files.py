@@ -1,0 +1,55 @@
+"""Files that a reader finds whole or not at all, whatever ends the process that writes them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from reclaim.data.core.files import replaced_file, write_json, write_text
+
+
+def test_a_reader_finds_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_text(path, "old")
+    with replaced_file(path) as partial:
+        partial.write_text("half")
+        assert path.read_text() == "old"
+        partial.write_text("new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_text(path, "old")
+    with suppress(KeyboardInterrupt), replaced_file(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"share": float("nan")})
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_process_killed_before_the_rename_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.json"
+    write_text(path, "old")
+
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(os, "replace", killed)
+        dying.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_text(path, "new")
+    assert path.read_text() == "old"
+    write_text(path, "newer")
+    assert path.read_text() == "newer"
+    assert list(tmp_path.iterdir()) == [path]
