@@ -10,7 +10,7 @@ from typing import Final
 from reclaim.data.errors import SchemaError
 
 SCHEMA_FILE: Final = "schema.csv"
-_REMEDY: Final = f"take {SCHEMA_FILE} as published beside the trace"
+_REMEDY: Final = f"take {SCHEMA_FILE} as published next to the trace"
 
 
 def read_schema_csv(

@@ -29,7 +29,7 @@ _CLASSES: Final = ("batch", "latency_sensitive")
 
 DEFINITIONS: Final[Mapping[str, str]] = {
     "closed loop": (
-        "The cell's machines run the trace's workload anew. Production and monitoring tasks are placed by limit, and "
+        "The cell's machines run the trace's workload again. Production and monitoring tasks are placed by limit, and "
         "never on reclaimed resources; the others by limit into what the reservations of all tasks on a machine leave "
         "free, each at least what its task uses just now. A task may preempt what has a lower priority, production "
         "never production. An estimator of machines reserves for all tasks on one together, and no less than they use; "

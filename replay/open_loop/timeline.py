@@ -21,14 +21,14 @@ from reclaim.training.margins.violation import violates
 
 EVENT_DEFINITION: Final = (
     "A would-be out-of-memory event is a machine and a slot of time in which the memory used by the tasks on the "
-    "machine exceeds the sum of the reservations that were in force for them when their windows began: had everything "
+    "machine exceeds the sum of the reservations that they had when their windows began: had everything "
     "reclaimed been lent out and used there, the machine would have run out. Used memory is each task's largest within "
     "its window, weighted by the share of the slot that the window covers. It is derived from the trace, not observed "
     "in it. A task whose machine is unknown is judged alone, as if it had a machine to itself."
 )
 OVER_DEFINITION: Final = (
-    "A task over its reservation is a task-window in which the task's largest memory passes the reservation that was "
-    "in force when the window began. Where the rest of the machine has room to spare nothing happens; where it "
+    "A task over its reservation is a task-window in which the task's largest memory passes the reservation that it "
+    "had when the window began. Where the rest of the machine has room to spare nothing happens; where it "
     "has not, this is the task at fault."
 )
 

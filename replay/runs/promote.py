@@ -79,7 +79,7 @@ def promote(
 ) -> Promotion:
     """Point ``champion`` to a version when it is not worse than the one that it points to.
 
-    Both have prices set anew on the validation rows, at the budgets that the candidate was trained for, so that they
+    Both have prices set again on the validation rows, at the budgets that the candidate was trained for, so that they
     violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
     version of a name is compared with the built-in model, or with none where no dataset is named. No test row is read.
 

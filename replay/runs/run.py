@@ -100,7 +100,7 @@ def run_experiment(
     if features.role == "train":
         raise ConfigError(
             f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
-            f"`reclaim features {dataset} --set split.role=all`, and train anew; or `test` if it never was trained on"
+            f"`reclaim features {dataset} --set split.role=all`, and train again; or `test` if it never was trained on"
         )
     for name, bundle in bundles.items():
         features.check_holds(related=bundle.related)

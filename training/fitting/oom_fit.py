@@ -44,7 +44,7 @@ _ROWS_AT_ONCE: Final = 4_000_000
 """Rows that are fitted to at the same time, of all fits together: each takes some 500 bytes while it is binned."""
 
 _MODELS: Final = 3
-"""Models of each horizon, of which the mean logit is the answer: each is fitted to rows drawn anew, by another seed.
+"""Models of each horizon, of which the mean logit is the answer: each is fitted to rows drawn again, by another seed.
 The mean is steadier than any of them (``benchmarks/LOG.md``, 2026-11-25)."""
 _TREES: Final = 220
 """Trees of each model and horizon. All settings are those of the prototypes that were the best on cells held out: many

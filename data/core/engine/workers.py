@@ -194,7 +194,7 @@ class Pool(Protocol):
     """One kind of workers: begins jobs, says which are done, and gives their results."""
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
-        """Begin a job as soon as a worker is free, and return what stands for it."""
+        """Begin a job as soon as a worker is free, and return a handle on it."""
 
     def first_done(self, begun: list[Any]) -> Any:
         """Wait until one of what was begun has ended, and return it."""

@@ -133,7 +133,7 @@ def broken_off(path: Path, what: str) -> DataError:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that there is such a folder; one of a store is listed anew, and later questions are answered by that list.
+    """Check that there is such a folder; one of a store is listed again, and later questions are answered by that list.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def is_object(path: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the objects below a folder of a store, listed anew."""
+    """Return the objects below a folder of a store, listed again."""
     files, name = opened(folder)
     with reached(folder):
         files.invalidate_cache()

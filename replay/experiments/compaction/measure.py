@@ -344,8 +344,9 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
             "resources, machines are removed from several copies of it; shares are of the one cell."
         ),
         "reservation": (
-            "What was in force at the checkpoint; a task's first window begins under its limit. Without reclamation "
-            "the limit is reserved for all. The oracle reserves exactly what will be used within the horizon."
+            "The one that a task has at the checkpoint; a task's first window begins under its limit. Without "
+            "reclamation the limit is reserved for all. The oracle reserves exactly what will be used within the "
+            "horizon."
         ),
         "machines out of memory": (
             "Of the machines left, the share on which the memory that their tasks really used in some five-minute "

@@ -185,14 +185,14 @@ def _spread(ratio: Floats, weight: Floats) -> dict[str, Any]:
 DEFINITIONS: Final[Mapping[str, str]] = {
     "usage": "Mean usage of a window over the limit then; of a task, the mean over its windows of the test period, "
     "weighted by their length. Above 1 a task used more CPU than it was granted.",
-    "reservation": "What was in force when a window began, over the limit then, in the same mean: the limit in a "
+    "reservation": "The one that a task had when a window began, over the limit then, in the same mean: the limit in a "
     "task's first window, and afterwards the answer to the window before.",
     "gap": "Mean over tasks, each by its weight, of reservation less usage, over the limit, where usage counts up to "
     "the limit: nothing beyond that is ever reserved. Usage above the reservation takes some of it away.",
     "over the limit": "Share of tasks, each by its weight, of which the mean usage is above the limit: CPU that was "
     "free and not granted.",
     "over": "Share of tasks of which in any window the demand (of CPU the 90th percentile, of memory the largest "
-    "usage) passed the reservation then in force.",
+    "usage) passed the reservation of then.",
     "weight": "A task counts by how long it ran in the test period, as tasks are met by who looks at the cell at some "
     "moment; with `--set alike=true` every task counts the same. `Ever over` is of tasks, each the same, in any case.",
 }

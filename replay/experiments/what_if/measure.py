@@ -43,7 +43,7 @@ class WhatIfConfig(ReplayConfig):
     """Settings of the what-if experiment."""
 
     estimators: tuple[str, ...] = ("borg", "autopilot-percentile")
-    """Estimators without a model, as in ``ReplayConfig``; no reclamation is run beside them in any case."""
+    """Estimators without a model, as in ``ReplayConfig``; no reclamation is run next to them in any case."""
     margin: str = "medium"
     """The margin of all of them; one of ``margin.MARGIN_NAMES``."""
     oom_budget: float = 5.0
@@ -258,7 +258,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
         ),
         "fewest machines": (
             "The smallest of the numbers named that fits, as does every larger one named; nothing is known of others, "
-            "so that no saving is told from it."
+            "so that it says nothing of a saving."
             if config.machines
             else "The smallest number tried that fits, as does every larger number tried; one machine fewer was tried "
             "and does not fit. Numbers in between were not all tried, and what fits need not do so in order: kills in "

@@ -44,7 +44,7 @@ def recommend(
 
 
 def _bundles(models: Sequence[Model]) -> dict[str, Bundle]:
-    """Return the bundles of models by name; ConfigError where something else stands for a model, as its name."""
+    """Return the bundles of models by name; ConfigError where something else is given for a model, as its name."""
     from reclaim.api.model import Model
     from reclaim.replay.runs.run import by_name
 

@@ -447,7 +447,7 @@ def test_sums_by_task_and_by_machine_are_those_of_the_raw_rows(tmp_path: Path) -
 def test_without_schema_csv_the_error_names_it_and_the_remedy(tmp_path: Path) -> None:
     folder = write(tmp_path / "trace", GOLDEN)
     (folder / "schema.csv").unlink()
-    with pytest.raises(SchemaError, match=r"schema\.csv: no such file.*take schema\.csv as published beside the trace"):
+    with pytest.raises(SchemaError, match=r"schema\.csv: no such file.*take schema\.csv as published next to the"):
         alibaba_2017(folder)
 
 

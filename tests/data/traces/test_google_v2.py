@@ -327,7 +327,7 @@ def test_version_2_0_files_under_the_schema_of_2_1_are_rejects(tmp_path: Path) -
 
 def test_a_cell_without_a_schema_file_says_where_to_find_it(tmp_path: Path) -> None:
     write_table(tmp_path / "cell", "task_usage", [USAGE_ROW])
-    with pytest.raises(SchemaError, match=r"cell/schema\.csv: no such file; .*take schema\.csv as published beside"):
+    with pytest.raises(SchemaError, match=r"cell/schema\.csv: no such file; .*take schema\.csv as published next to"):
         read(tmp_path / "cell", tmp_path / "out")
 
 

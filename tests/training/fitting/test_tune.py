@@ -441,7 +441,7 @@ def test_what_is_held_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
     held = [name for name in space("trees") if name != "trees.leaves"]
     report = tune([dataset], TREES, trials=2, config_file=tmp_path / "best.toml", held=held)
     assert set(report.best) == {"trees.leaves"}
-    with pytest.raises(ConfigError, match=r"let go of one of trees.iterations, trees.leaves"):
+    with pytest.raises(ConfigError, match=r"release one of trees.iterations, trees.leaves"):
         tune([dataset], TREES, trials=2, config_file=tmp_path / "best.toml", held=list(space("trees")))
 
 
