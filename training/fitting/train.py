@@ -300,7 +300,6 @@ def run_training(
                 "price": {name: of["value"] for name, of in report.prices.items()},
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
-                "oom_definition": oom_definition,
                 "fit_seconds": fit_seconds,
             }
         )
