@@ -1,0 +1,69 @@
+"""Tables of pages agree with the results that are kept: each row is one that the page's command prints."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import builtin, drift
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def printed(*words: str) -> list[str]:
+    """Return the lines that a benchmark prints of its results."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.splitlines()
+
+
+def of_bar(horizon_s: int) -> list[str]:
+    results = [str(path) for path in sorted(RESULTS.glob("bar-*.json"))]
+    return printed("benchmarks/bar_tables.py", "--summary", str(horizon_s), *results)
+
+
+def kept(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def rows(lines: Iterable[str]) -> set[tuple[str, ...]]:
+    """Return the cells of rows with numbers, without the first: a page names a dataset once, and 1.0% is 1 %."""
+    cells = (
+        tuple(re.sub(r"(\.0)? ?%$", "%", cell.strip()) for cell in line.strip("|").split("|"))
+        for line in lines
+        if line.startswith("|")
+    )
+    return {row[1:] for row in cells if any(re.search(r"\d", cell) for cell in row[2:])}
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "lines"),
+    [
+        ("results", "One hour ahead", lambda: of_bar(3_600)),
+        ("results", "Against Borg's estimator", lambda: of_bar(3_600)),
+        ("results", "Drift", lambda: of_bar(3_600)),
+        ("results", "A day ahead", lambda: of_bar(86_400)),
+        ("machines", "Measured", lambda: printed("benchmarks/machines.py", "--table")),
+        ("machines", "When the workload changes", lambda: drift.table(kept("drift.json"), "machines")),
+        ("how-it-works", "When the workload drifts", lambda: drift.table(kept("drift.json"), "tasks")),
+        ("builtin", "Results", lambda: builtin.markdown(kept("builtin.json"))),
+    ],
+)
+def test_every_row_of_a_table_is_one_that_its_command_prints(
+    page: str, heading: str, lines: Callable[[], Iterable[str]]
+) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    whole = rows(lines())
+    said = whole | {row[:-1] for row in whole}  # a page may leave out the last column
+    shown = {row for row in rows(found[1].splitlines()) if len(row) in set(map(len, said))}
+    assert len(shown) > 5
+    assert shown <= said
