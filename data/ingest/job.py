@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import connect, literal, release
+from reclaim.data.core.duck import connect, literal, mismatch, release
 from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
@@ -44,6 +44,7 @@ TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "kubernetes", "reco
 _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
 """Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
 _ROWS_PER_BUCKET: Final = 100_000
+_NO_NUMBER: Final = "values of a series are numbers: convert dates first, as docs/add-a-trace-or-an-estimator.md shows"
 _COMPANIONS: Final = frozenset({
     "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
     "fetch.jsonl", "history.json", "made.json", "feed.json", "feed.lock", "feed.fold", "MD5SUM", "SHA1SUM", "SHA256SUM",
@@ -357,7 +358,9 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
         first = connection.execute(f"SELECT {s.REJECT_FILE}, {s.REJECT_LINE} {kept} ORDER BY 1, 2 LIMIT 1").fetchone()
     file, line = first or ("", 0)
     most = ", ".join(f"{reason} ({count})" for reason, count in [*reasons.items()][:4])
+    no_number = config.trace == "series" and any(reason.endswith(mismatch("", "double")) for reason in reasons)
+    remedy = f"; {_NO_NUMBER}" if no_number else ""
     raise TraceError(
         f"{bad} of {lines} lines rejected, more than {config.max_reject_share:.3%} (--max-reject-share): "
-        f"{most}; first {file} line {line}; all in {listed}"
+        f"{most}; first {file} line {line}; all in {listed}{remedy}"
     )

@@ -74,6 +74,13 @@ def test_a_bad_csv_value_is_a_reject_with_its_line(tmp_path: Path) -> None:
     assert dataset.n_windows == 2
 
 
+def test_where_a_time_is_a_date_the_error_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,2026-11-02 00:05,1\n")
+    with pytest.raises(TraceError, match=r"t is not a double \(1\); first a\.csv line 2; .*: convert dates first"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
 def test_a_number_has_no_underscore(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\na,300,1_0\na,1_0,1\na,600,1e1\n")
