@@ -29,6 +29,8 @@ WIDE_REGISTERS: Final = "+avx512f" in _FEATURES
 Only the time depends on it."""
 _LOOKS_UP: Final = "+avx2" in _FEATURES
 """True where a table of ``_HALF`` numbers is looked up in a register. Only the time depends on it."""
+LOOKS_UP_WORDS: Final = "+avx512bw" in _FEATURES
+"""True where a table of 32 numbers of two bytes is looked up in a register. Only the time depends on it."""
 _HALF: Final = 8
 """Numbers of a register of AVX2, and of a table that it looks up."""
 

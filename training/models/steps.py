@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
-from reclaim.data.core.vectors import INTEGERS, LANES, WIDE_REGISTERS, in_llvm, numba_tools
+from reclaim.data.core.vectors import INTEGERS, LANES, LOOKS_UP_WORDS, WIDE_REGISTERS, in_llvm, numba_tools
 from reclaim.data.schema import RESOURCES
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.margins.ladder import FIRST_RUNGS, N_RUNGS, PRICES, TOP_RUNG, size_weight
@@ -28,9 +28,11 @@ NOTHING: Final = 255
 """First number of rungs of a task without a forecast."""
 _WIDTH: Final = 64
 """Rungs of a vector of bytes; those beyond the last one count for no threshold."""
+_TABLE: Final = 32
+"""Room for the risk at each threshold and at the limit: what a register holds."""
 _BYTES: Final = ir.VectorType(ir.IntType(8), _WIDTH)
 _BITS: Final = ir.IntType(_WIDTH)
-assert LANES <= N_RISES <= 2 * LANES
+assert LANES <= N_RISES < _TABLE <= N_RUNGS
 _AT_ONCE: Final = len(FIRST_RUNGS) if WIDE_REGISTERS else 1
 """Vectors of rungs whose thresholds of least cost are looked for together: as many as stay in registers."""
 
@@ -88,7 +90,7 @@ def steps_at(
     def fill(part: int, parts: int) -> None:
         rows = slice(n * part // parts, n * (part + 1) // parts)
         points, places = np.empty((2, N_RISES + 1), np.float32), np.empty(_WIDTH, np.uint8)
-        at_each = np.empty(N_RISES + 1, np.uint16)
+        at_each = np.empty(_TABLE, np.uint16)
         _fill(
             survival[rows], thresholds[rows], weight[rows], PRICES, of_used[rows], points, places, at_each, rises[rows],
             risk[rows],
@@ -189,6 +191,26 @@ def _cheapest(
     return types.void(share, risk, price, size, places, rises), generate
 
 
+@in_llvm
+def _look_up(_: Any, table: Any, places: Any, out: Any) -> tuple[Any, Callable[..., Any]]:
+    """Write what a table, (_TABLE,) uint16, has at places, (_WIDTH,) uint8; ``out`` (N_RUNGS,) uint16."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        of, at, to = vectors.arrays(context, builder, signature, args)
+        (n,) = vectors.shape_of(builder, of)
+        words, small = (ir.VectorType(ir.IntType(bits), _TABLE) for bits in (16, 8))
+        kind = ir.FunctionType(words, [words, words])
+        permute = numba_tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
+        kept = builder.load(vectors.at(builder, of.data, n.type(0), kind=words), align=2)
+        for first in (0, N_RUNGS - _TABLE):  # the second half begins in the first
+            place = builder.load(vectors.at(builder, at.data, n.type(first), kind=small), align=1)
+            found = builder.call(permute, [kept, builder.zext(place, words)])
+            builder.store(found, vectors.at(builder, to.data, n.type(first), kind=words), align=2)
+        return context.get_dummy_value()
+
+    return types.void(table, places, out), generate
+
+
 def _constant(*values: int) -> Any:
     return ir.Constant(_BYTES, list(values))
 
@@ -227,7 +249,7 @@ def _fill(
     used: Any,  # (n, R) float64, or (0, R) without risks
     points: Any,  # (2, N_RISES + 1) float32, overwritten
     places: Any,  # (_WIDTH,) uint8, overwritten
-    at_each: Any,  # (N_RISES + 1,) uint16, overwritten
+    at_each: Any,  # (_TABLE,) uint16, overwritten
     rises: Any,  # (n, R, N_RISES) uint8, written
     risk: Any,  # (n, R, N_RUNGS) uint16, written; (0, R, N_RUNGS) without risks
 ) -> None:
@@ -246,9 +268,12 @@ def _fill(
             _cheapest(share, passed, prices, np.float32(1.0 / weight[i, c]), places, rises[i, c])
             if len(risk):
                 _risk_at_each(passed, s, r, used[i, c], at_each)
-                of_rung = risk[i, c]
-                for k in range(N_RUNGS):
-                    of_rung[k] = at_each[places[k]]
+                if LOOKS_UP_WORDS:
+                    _look_up(at_each, places, risk[i, c])
+                else:
+                    of_rung = risk[i, c]
+                    for k in range(N_RUNGS):
+                        of_rung[k] = at_each[places[k]]
 
 
 @numba.njit(inline="always")
