@@ -131,11 +131,12 @@ def _price_in_words(known: Known, margin: str) -> str:
         words = f"{start[r]:.3g} for {resource} set on validation, now {now[r]:.3g}"
         if margin in BUDGETED:
             share, budget = prices.violated[BUDGETED.index(margin), tier, r], prices.budgets.of(margin)
+            words += ", moved by violations as they come and by answers as their horizons end; "
             if np.isfinite(share):
-                words += f" because {share:.2%} of recent answers of tier {TIER_LABELS[tier]} were exceeded for a "
-                words += f"budget of {budget:.2%}"
+                words += f"{share:.2%} of the answers of tier {TIER_LABELS[tier]} that were judged in the last day "
+                words += f"or so were exceeded for a budget of {budget:.2%}"
             else:
-                words += f", as no answer of tier {TIER_LABELS[tier]} has been judged yet"
+                words += f"no answer of tier {TIER_LABELS[tier]} has been judged yet"
         else:
             words += f", between those of {' and '.join(BUDGETED)}"
         said.append(words)

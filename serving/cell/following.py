@@ -61,8 +61,8 @@ class Prices:
     budgets : Budgets
     machines : MachineMargins
     violated : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
-        Share of the answers of the last day or so that were violated; NaN where none has counted. None: the prices do
-        not follow.
+        Share of the answers whose horizon ended in the last day or so that were violated; NaN where none has counted.
+        None: the prices do not follow.
     own : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
         Prices at which the model itself expects the budgets, solved at the last hour; NaN until known. None: the
         prices do not follow.
@@ -111,7 +111,7 @@ class Following:
     ----------
     scorer : Scorer
     number : int
-        How many took their place one after another, with this one: a model that is served again begins anew.
+        How many took their place one after another, with this one: a model that is served again begins again.
     threads : int
         For large writes; nothing depends on it.
     at_once : float

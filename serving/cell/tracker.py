@@ -532,8 +532,8 @@ class Tracker:
 
     def spans(self) -> tuple[Ids, Ids]:
         """Return start and end of the last windows of all tasks that have one; for the writer thread."""
-        task = self._tasks[run_of(self._slots.all())]
-        start_us, end_us = task[s.START_US], task[s.END_US]
+        slot = run_of(self._slots.all())
+        start_us, end_us = self._tasks[s.START_US][slot], self._tasks[s.END_US][slot]
         return start_us[end_us >= 0], end_us[end_us >= 0]
 
     def ends_of(self, key: Ids) -> Ids:

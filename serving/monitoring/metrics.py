@@ -104,7 +104,7 @@ SHOWN: Final[Mapping[str, Family]] = {
     ),
     "price_moved_ratio": Family("gauge", "Price over the model's own one, as it follows the outcomes.", _PRICED),
     "price_budget_spent_ratio": Family(
-        "gauge", "Violated share of the answers of the last day or so, over the budget.", _PRICED
+        "gauge", "Violated share of the answers whose horizon ended in the last day or so, over the budget.", _PRICED
     ),
     "machines_limit_amount": Family(
         "gauge", "Sum of the limits of all tasks on machines, in the cell's unit.", ("resource",)

@@ -278,7 +278,8 @@ class CellPrice(Answer):
         "`start`, the load is another one than that of the validation data, or there was too little of that."
     )
     violated: float | None = Field(
-        description="Share of the answers of the last day or so that were; null before the first, and for `medium`."
+        description="Share of the answers whose horizon ended in the last day or so that were; null before the first, "
+        "and for `medium`. `now` has moved by the violations since, too."
     )
 
 

@@ -202,7 +202,7 @@ class OnlineMargins:
 
     @property
     def violated(self) -> NDArray[np.float64]:
-        """Share of the answers of the last day or so that were violated, as ``log``; NaN where none has counted."""
+        """Share of answers whose horizon ended in the last day or so that were violated, as ``log``; NaN before any."""
         outcomes = self._cells["outcomes"]
         share = np.full(self._cells["exceeded"].shape, np.nan)
         np.divide(self._cells["exceeded"], outcomes, out=share, where=outcomes > 0)

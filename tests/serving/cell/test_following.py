@@ -280,6 +280,18 @@ def test_a_task_is_told_why_its_price_is_not_the_one_of_the_model(bundle: Bundle
     assert "now" not in explain(fixed.answers(key), Units()).steps[0].why
 
 
+def test_a_task_whose_price_rose_before_any_horizon_was_over_is_told_that_violations_moved_it(bundle: Bundle) -> None:
+    memory = Memory(SETTINGS, bundle)
+    for at in range(4):  # of an hour
+        memory.write(windows_of(*({"task": t, "at": at, "cpu": 0.99 if at == 2 else 0.01} for t in range(20))))
+    of = "baseline", "unknown", "cpu"
+    (price,) = (p for p in cell_prices(memory.tracker.prices) if (p.margin, p.tier, p.resource) == of)
+    assert price.start < price.now
+    assert price.violated is None
+    told = explain(memory.answers((0, 0)), Units()).steps[0].why
+    assert "moved by violations as they come and by answers as their horizons end; no answer of tier unknown" in told
+
+
 def test_the_exceedance_of_a_reservation_is_that_of_the_curve(bundle: Bundle) -> None:
     memory = served(bundle, cell(), FIXED)
     key = tuple(key_of(cell().slots[-1][0])[0].tolist())
