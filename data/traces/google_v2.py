@@ -33,7 +33,7 @@ TIER_FLOORS: Final = (0, 2, None, 9, 11)
 """Lowest 2011 priority of each of ``schema.TIERS``: free 0-1, beb 2-8, no mid tier, prod 9-10, mon 11.
 
 Priorities were renumbered 0 to 11 for publication. The bands are those by which Tirmazi et al., "Borg: the Next
-Generation" (EuroSys 2020, section 2), set the 2011 trace beside the 2019 one. The trace's own page agrees on free
+Generation" (EuroSys 2020, section 2), set the 2011 trace next to the 2019 one. The trace's own page agrees on free
 (0-1), but names 9-11 production and, depending on its revision, 10 or 12 monitoring, although no priority is above 11.
 """
 EVENT_TYPES: Final = {
@@ -76,7 +76,7 @@ _MEASURES: Final = {
 _COUNTERS: Final = {
     "cycles per instruction": s.CPI, "memory accesses per instruction": s.MAI, "sample portion": s.SAMPLE_PORTION,
 }  # fmt: skip
-"""Column of task_usage → canonical one; an implausible value is counted and kept: the usages beside it are good."""
+"""Column of task_usage → canonical one; an implausible value is counted and kept: the usages next to it are good."""
 _MAXIMA: Final = {
     "maximum memory usage": maximum_sql('"maximum memory usage"', '"canonical memory usage"'),
     "maximum CPU rate": maximum_sql('"maximum CPU rate"', '"CPU rate"'),

@@ -1,4 +1,4 @@
-"""Makes large answers few at a time, beside the event loop, and only for clients that still wait for them."""
+"""Makes large answers few at a time, outside the event loop, and only for clients that still wait for them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MOST: Final = 60_000
 _SMOOTH: Final = (0.02, 0.004, 0.001)
 """Half widths, in limits, within which the pinball loss is rounded off, one fit after another."""
 _RIDGE: Final = 1e-4
-"""Weight of the squared weights of standardised inputs, beside a loss of some thousandths."""
+"""Weight of the squared weights of standardised inputs, next to a loss of some thousandths."""
 TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of peaks together that are tried."""
 _GAIN: Final = 0.002
