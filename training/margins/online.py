@@ -44,8 +44,8 @@ _TAKEN: Final = 12
 PENDING: Final = _TAKEN + 1
 """Room for answers of a task whose horizon is not over."""
 _ARRIVED: Final = 4
-"""Slots of windows that may wait to be counted: the one under way, the next, where windows do not end with a slot, and
-those before."""
+"""Room for slots of windows that wait to be counted: the one under way, in which late ones count, too, and the next,
+where windows do not end with a slot."""
 _DAY_SLOTS: Final = 86_400 // SLOT_S
 _FADE: Final = 1 - 1 / _DAY_SLOTS
 """Weight of a slot relative to the next one in what counts as the answers of a day."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import Windows, concatenate
+from reclaim.data.windows import Windows, concatenate, demand
 from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.margins.answers import Answers, Priced, Setting, Widened, three_of
 from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin
-from reclaim.training.margins.online import ENOUGH, LEAST, PENDING, OnlineMargins
+from reclaim.training.margins.online import ENOUGH, LEAST, PENDING, OnlineMargins, risen
 from reclaim.training.margins.price import Price
+from reclaim.training.margins.violation import violates
 
 Maker = Callable[..., Windows]
 NONE = three_of(*(Margin(name, (0.0, 0.0)) for name in ("baseline", "aggressive")))
@@ -245,6 +247,55 @@ def test_a_violation_counts_when_it_comes_and_an_answer_when_its_horizon_is_over
     assert online.violated[:, PROD].tolist() == [[1.0, 0.0]] * 2
 
 
+def test_a_violation_whose_window_comes_late_counts_in_the_slot_after_the_one_under_way(make_windows: Maker) -> None:
+    windows = make_windows([0.1, 0.2], [0.1] * 2, start_us=86_400_000_000)
+    online, late = _online(0.25, 86_400), windows.take(np.array([1]))
+    _hold(online, windows.take(np.array([0])))
+    for slots in (3, 4):
+        online.reach(int(windows.end_us[1]) + slots * 300_000_000)
+        assert (online.log[:, PROD, 0] > 0.0).all() == (slots == 4)
+        online.wait(late.task_numbers(), np.full((1, 2, 2), np.nan), late)
+
+
+@pytest.mark.parametrize("horizon_s", [300, 4_000, 86_400])
+def test_every_violation_counts_once_and_so_does_its_answer_however_windows_lie_and_the_clock_jumps(
+    make_windows: Maker, monkeypatch: pytest.MonkeyPatch, horizon_s: int
+) -> None:
+    counted = np.zeros(3)
+
+    def count(violated: np.ndarray, answers: np.ndarray, *others: Any) -> np.ndarray:
+        counted[:] += *violated.sum(axis=(1, 2)), answers.sum()
+        return risen(violated, answers, *others)
+
+    monkeypatch.setattr("reclaim.training.margins.online.risen", count)
+    # 0.15 is reserved, or what the last window demanded; windows end at any time, and after some there is a gap
+    rng, n = np.random.default_rng(horizon_s), 60
+    windows = _tasks(make_windows, *(rng.choice([0.1, 0.2, 0.3], (n, 2)) for _ in range(5)))
+    gaps = np.where(rng.random(n) < 0.1, rng.integers(1, 2 * horizon_s, n), 0) * 1_000_000
+    later = np.tile(np.cumsum(gaps), 5) + np.repeat(rng.integers(0, 300_000_000, 5), n) + 86_400_000_000
+    windows = replace(windows, start_us=windows.start_us + later, end_us=windows.end_us + later)
+    slot, order, online = windows.task_numbers(), np.argsort(windows.end_us, kind="stable"), _online(0.1, horizon_s)
+    held = np.empty((len(order), 2))
+    for rows in np.array_split(order, 20):
+        fresh = _online(0.1, horizon_s)
+        fresh.restore(online.state())
+        held[rows] = fresh.hold(slot[rows], _flat(windows.take(rows)), windows.take(rows))["baseline"]
+        online = fresh
+    online.reach(int(windows.end_us.max()) + 3 * horizon_s * 1_000_000 + 1_200_000_000)
+    came, violated, taken_us = 0, 0, -1
+    for k in range(len(order)):  # each answer that is waited for, with the windows of its task behind it
+        taken_us = taken_us if k % n else -(10**15)
+        if windows.end_us[k] - taken_us < horizon_s * 1_000_000 // 12:
+            continue
+        taken_us = windows.end_us[k]
+        behind = np.arange(k + 1, (k // n + 1) * n)
+        behind = behind[windows.start_us[behind] < windows.end_us[k] + horizon_s * 1_000_000]
+        came += 2 * (len(behind) > 0)
+        violated += int(violates(demand(windows.take(behind)), np.float32(held[k])).any(axis=0).sum())
+    assert violated > 0
+    assert counted.tolist() == [violated, violated, came]
+
+
 def test_a_state_of_another_budget_and_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"baseline=0\.1.*baseline=0\.2"):
         _online(0.2).restore(_online(0.1).state())
@@ -280,7 +331,8 @@ def test_tasks_that_end_within_the_horizon_count_too(make_windows: Maker) -> Non
 
 
 def test_threads_make_no_difference(make_windows: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 4)
+    for room in ("data.core.parallel", "training.margins.online"):
+        monkeypatch.setattr(f"reclaim.{room}.ROWS_WORTH_A_THREAD", 4)
     windows = _noisy(make_windows, 60, 9, seed=2)
     slot, order = windows.task_numbers(), np.argsort(windows.end_us, kind="stable")
     one, three = _online(0.1), _online(0.1)
