@@ -13,9 +13,14 @@ ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread pays for its start."""
 
 
+def parts_of(n_rows: int, threads: int) -> int:
+    """Return into how many parts ``in_parts`` cuts a call: one for each thread, if there are enough rows."""
+    return threads if n_rows >= ROWS_WORTH_A_THREAD else 1
+
+
 def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) -> None:
     """Call ``function(part, parts)`` for each part, in threads if there are enough rows."""
-    parts = threads if n_rows >= ROWS_WORTH_A_THREAD else 1
+    parts = parts_of(n_rows, threads)
     if parts == 1:
         function(0, 1)
         return

@@ -15,7 +15,7 @@ from reclaim.data.core.arrays import (
     lent,
     room_for,
 )
-from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
+from reclaim.data.core.parallel import in_parts, parts_of
 from reclaim.data.core.state import MADE_BY, adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
@@ -179,7 +179,7 @@ class TolerantState:
 
     def _in_rounds(self, work: Callable[..., int], n: int) -> None:
         """Call ``work`` for all of n tasks in threads, with rows for new octaves, again until no task lacked them."""
-        parts = self._threads if n >= ROWS_WORTH_A_THREAD else 1
+        parts = parts_of(n, self._threads)
         ends = [(part + 1) * n // parts for part in range(parts)]
         begun = [part * n // parts for part in range(parts)]
         while begun != ends:

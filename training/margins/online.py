@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import blank_rows, copy_of, room_for
 from reclaim.data.core.jit import LENT
-from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
+from reclaim.data.core.parallel import in_parts, parts_of
 from reclaim.data.core.state import adopt, memory_of, state_of
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
@@ -279,9 +279,8 @@ class OnlineMargins:
         self._tasks = room_for(self._tasks, self._n_slots)
         columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
         horizon_us, cells, counts = self.horizon_s * 1_000_000, self._cells, ("answered", "violated", "arrived")
-        once = len(slot) >= ROWS_WORTH_A_THREAD and bool((slot[:-1] < slot[1:]).all())  # no two threads meet a task
-        threads = self.threads if once else 1
-        if threads == 1:
+        threads = parts_of(len(slot), self.threads)
+        if threads == 1 or not (slot[:-1] < slot[1:]).all():  # or else two threads might meet a task
             _wait(self._tasks, *columns, horizon_us, *(cells[name] for name in counts), cells["clock"])
             return
         counted = [[np.zeros_like(cells[name]) for name in counts] for _ in range(threads)]

@@ -101,7 +101,6 @@ def test_tasks_that_come_and_go_leave_no_rows_behind(history: History) -> None:
 def test_all_octaves_of_many_tasks_have_the_bits_of_feature_state_though_rows_run_short(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "ROWS_WORTH_A_THREAD", 2)
     monkeypatch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 2)
     monkeypatch.setattr(live, "_TASKS_TO_A_ROW", 1_000)
     shares = [0.003 * 2 ** (k % 10) for k in range(40)]

@@ -331,8 +331,7 @@ def test_tasks_that_end_within_the_horizon_count_too(make_windows: Maker) -> Non
 
 
 def test_threads_make_no_difference(make_windows: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("data.core.parallel", "training.margins.online"):
-        monkeypatch.setattr(f"reclaim.{room}.ROWS_WORTH_A_THREAD", 4)
+    monkeypatch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 4)
     windows = _noisy(make_windows, 60, 9, seed=2)
     slot, order = windows.task_numbers(), np.argsort(windows.end_us, kind="stable")
     one, three = _online(0.1), _online(0.1)
