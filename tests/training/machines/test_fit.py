@@ -54,6 +54,17 @@ def test_a_location_that_the_sums_tell_is_found_and_chosen() -> None:
     assert again == curve
 
 
+@pytest.mark.parametrize(("told_by_usage", "fitted"), [(0.03, False), (0.12, True)])
+def test_a_fit_is_taken_only_where_it_gains_more_than_a_packing_loses_by_it(told_by_usage: float, fitted: bool) -> None:
+    # the bounds know what is used, and not that the peak rises with it by 3 or 12 points of the limits: a fit reclaims
+    # some half of that more
+    rows, (told, noise) = machines(8_000), np.random.default_rng(4).uniform(0, 1, (2, 8_000))
+    rows.sums[:, T_USAGE] = rows.sums[:, T_LIMIT] * 0.3 * told
+    peak = rows.sums[:, T_LIMIT] * (0.5 + told_by_usage * (told - 1) + 0.02 * noise)
+    curve = fit_curve(MachineRows(rows.sums, peak, rows.machine, 1.0), BUDGETS)
+    assert (curve.weights is not None) == fitted
+
+
 def test_a_fit_that_foresees_nothing_on_other_machines_is_not_chosen() -> None:
     # every machine has a peak of its own, which the sums cannot tell
     own = np.random.default_rng(2).uniform(3, 7, 10)[np.arange(8_000) % 10]
