@@ -19,7 +19,9 @@ from reclaim.training.margins.margin import Budgets
 Ids = NDArray[np.int64]
 
 
-def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets) -> dict[int, Curves]:
+def fit_machines(
+    valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets, placed_s: int = 3_600
+) -> dict[int, Curves]:
     """Return the curves of each horizon; those of no peak seen where no machine is known.
 
     Parameters
@@ -29,13 +31,15 @@ def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets) ->
     horizons_s : sequence of int
     budgets : Budgets
         Shares of machines' times that may violate.
+    placed_s : int
+        The horizon that tasks are placed by, in seconds: the one that reservations are promised for.
     """
     fitted = {}
     for horizon_s in horizons_s:
         seen, regrouped = machine_rows(valid, horizon_s)
         allowed = (budgets.baseline, budgets.aggressive)
         fitted[horizon_s] = tuple(
-            fit_curve(rows, allowed, others) if rows else bound
+            fit_curve(rows, allowed, others, placed=horizon_s == placed_s) if rows else bound
             for rows, others, bound in zip(seen, regrouped, BOUND, strict=True)
         )
     return fitted

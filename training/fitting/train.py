@@ -217,7 +217,7 @@ def run_training(
         machines = {}
         if not LEARNED[config.estimator].portable:
             say("fitting the machines")
-            machines = fit_machines(valid, forecaster.horizons_s, config.budgets)
+            machines = fit_machines(valid, forecaster.horizons_s, config.budgets, config.horizon_s)
         worse = []
         if config.against_builtin and learner.served and not config.value.known:
             worse = less_reclaimed(calibration, builtin_calibration(valid, config), config.budgets)

@@ -31,11 +31,12 @@ _RIDGE: Final = 1e-4
 TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of peaks together that are tried."""
 _GAIN: Final = 0.002
-"""Share of the limits that a bound must reclaim more than that of independent tasks, on average over the budgets."""
-_FIT_GAIN: Final = 0.02
-"""The same of the fit over the best bound. A packing picks sets of tasks that look small, and by a fit more of them are
-wrong: one that gained a point or two on machines as they are needed up to a fifth more machines (``benchmarks/LOG.md``,
-2026-11-27). A day ahead it gains more."""
+"""Share of the limits that a bound must reclaim more than that of independent tasks, and a fit more than the best bound,
+on average over the budgets."""
+_PLACED_GAIN: Final = 0.02
+"""The same of a fit at the horizon that tasks are placed by. A packing picks sets
+of tasks that look small, and by a fit more of them are wrong: one that gained a point or two on machines as they are
+needed up to a fifth more machines (``benchmarks/LOG.md``, 2026-11-27)."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ def join_rows(parts: Sequence[MachineRows]) -> MachineRows:
     )
 
 
-def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRows | None = None) -> MachineCurve:
+def fit_curve(
+    rows: MachineRows, budgets: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool = False
+) -> MachineCurve:
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
-    A fit has to reclaim ``_FIT_GAIN`` more than the best bound. The fitted location is judged by peaks of machines that
-    it was not fitted to. Nothing is fitted with fewer than ``FEWEST`` snapshots, or with all of one half. With too few
-    for the smallest budget the bound keeps its exponents.
+    The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
+    ``FEWEST`` snapshots, or with all of one half. With too few for the smallest budget the bound keeps its exponents.
 
     Parameters
     ----------
@@ -103,6 +105,8 @@ def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRow
     budgets : sequence of float
     regrouped : MachineRows or None
         Snapshots of the same tasks put on other machines (``regroup``), which the location is fitted to as well.
+    placed : bool
+        Whether tasks are placed by the curve.
     """
     if len(rows) * min(budgets) < 1:
         return MachineCurve()
@@ -116,7 +120,7 @@ def fit_curve(rows: MachineRows, budgets: Sequence[float], regrouped: MachineRow
     best = best if gain(best) > gain(independent) + _GAIN else independent
     if len(rows) >= FEWEST and len(np.unique(rows.machine % 2)) == 2:
         fitted = _cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped]))
-        best = fitted if gain(fitted) > gain(best) + _FIT_GAIN else best
+        best = fitted if gain(fitted) > gain(best) + (_PLACED_GAIN if placed else _GAIN) else best
     return best
 
 

@@ -54,14 +54,18 @@ def test_a_location_that_the_sums_tell_is_found_and_chosen() -> None:
     assert again == curve
 
 
-@pytest.mark.parametrize(("told_by_usage", "fitted"), [(0.03, False), (0.12, True)])
-def test_a_fit_is_taken_only_where_it_gains_more_than_a_packing_loses_by_it(told_by_usage: float, fitted: bool) -> None:
+@pytest.mark.parametrize(
+    ("told_by_usage", "placed", "fitted"), [(0.03, False, True), (0.03, True, False), (0.12, True, True)]
+)
+def test_where_tasks_are_placed_by_it_a_fit_is_taken_only_if_it_gains_more_than_a_packing_loses(
+    told_by_usage: float, placed: bool, fitted: bool
+) -> None:
     # the bounds know what is used, and not that the peak rises with it by 3 or 12 points of the limits: a fit reclaims
     # some half of that more
     rows, (told, noise) = machines(8_000), np.random.default_rng(4).uniform(0, 1, (2, 8_000))
     rows.sums[:, T_USAGE] = rows.sums[:, T_LIMIT] * 0.3 * told
     peak = rows.sums[:, T_LIMIT] * (0.5 + told_by_usage * (told - 1) + 0.02 * noise)
-    curve = fit_curve(MachineRows(rows.sums, peak, rows.machine, 1.0), BUDGETS)
+    curve = fit_curve(MachineRows(rows.sums, peak, rows.machine, 1.0), BUDGETS, placed=placed)
     assert (curve.weights is not None) == fitted
 
 
