@@ -31,7 +31,7 @@ _RIDGE: Final = 1e-4
 TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of peaks together that are tried."""
 _GAIN: Final = 0.002
-"""Share of the limits that a bound must reclaim more than that of independent tasks, and a fit more than the best bound,
+"""Share of the limits that a bound must reclaim more than that of independent tasks, and a fit than the best bound,
 on average over the budgets."""
 _PLACED_GAIN: Final = 0.02
 """The same of a fit at the horizon that tasks are placed by. A packing picks sets

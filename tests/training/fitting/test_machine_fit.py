@@ -102,17 +102,22 @@ def test_regrouped_tasks_are_in_the_half_of_their_own_machine_though_some_machin
         assert of_regrouped == pytest.approx(of_own)
 
 
-def test_the_fit_is_given_what_is_regrouped(source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[MachineRows, MachineRows | None]] = []
+def test_the_fit_is_given_what_is_regrouped_and_whether_tasks_are_placed_by_it(
+    source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[MachineRows, MachineRows | None, bool]] = []
 
-    def spy(rows: MachineRows, _: Sequence[float], regrouped: MachineRows | None = None) -> MachineCurve:
-        given.append((rows, regrouped))
+    def spy(
+        rows: MachineRows, _: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool
+    ) -> MachineCurve:
+        given.append((rows, regrouped, placed))
         return BOUND[0]
 
     monkeypatch.setattr(machine_fit, "FEWEST", 2)
     monkeypatch.setattr(machine_fit, "fit_curve", spy)
-    fit_machines(valid_of(bundle, source), (3_600,), Budgets())
-    ((own, regrouped),) = given  # no limit of memory is known
+    fit_machines(valid_of(bundle, source), (300, 3_600), Budgets(), 3_600)
+    (_, _, soon), (own, regrouped, placed) = given  # no limit of memory is known
+    assert (soon, placed) == (False, True)
     assert regrouped is not None
     assert len(regrouped) > len(own)
 
