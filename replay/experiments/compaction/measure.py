@@ -163,15 +163,24 @@ def _set_on_packed(
     """Return the contenders with margins set on packed machines, and how many moments were packed and left out, why.
 
     Without a moment that can be packed the contenders are as they were. The counts are None where none was asked for.
-    With them are the margins of which none keeps its budget there.
+    With them are the margins of which none keeps its budget there, and whether there are so few machines that not one
+    may pass at the aggressive budget.
     """
     names = (*contenders.sums, *contenders.machines)
     if not (names and config.packed_moments):
         return contenders, None
     moments, left_out = validation_moments(source, estimates, constraints, config.horizon_s, config.packed_moments)
     asked = len(moments) + left_out.total()
-    counts: dict[str, Any] = {"asked": asked, "packed": len(moments), "left_out": left_out, "not_kept": []}
+    counts: dict[str, Any] = {
+        "asked": asked,
+        "packed": len(moments),
+        "left_out": left_out,
+        "not_kept": [],
+        "few": False,
+    }
     if moments:
+        machines = len(moments) * len(moments[0].machines)
+        counts["few"] = machines * config.budgets.aggressive < 1
         packed = PackedMoments(estimates, [_placed_by(at, config) for at in moments], config.policy, config.seed)
         steps = set_on_packed(contenders, packed)
         quiet = None if source.progress else True
@@ -393,7 +402,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=5,
+    version=6,
     config=CompactionConfig,
     measure=measure,
     page=page,

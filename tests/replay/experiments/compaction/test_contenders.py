@@ -40,6 +40,8 @@ def test_results_count_the_validation_moments_that_were_packed(report: ReplayRep
     counts = report.results["packed"]
     assert counts["packed"] == counts["asked"] > 0
     assert counts["left_out"] == {}
+    machines = report.results["checkpoints"][0]["machines"]
+    assert counts["few"] == (counts["packed"] * machines * CONFIG.budgets.aggressive < 1)
     text = f"packed at {counts['packed']} of {counts['asked']} moments"
     assert text in report.page.read_text()
 

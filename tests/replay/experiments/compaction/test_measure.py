@@ -332,16 +332,17 @@ def test_the_page_says_how_many_validation_moments_were_packed_and_why_others_we
     assert report.results["packed"] is None  # no contender by machine
     rows = [e | {"kind": LEARNED_MACHINE} if e["name"] == "borg" else e for e in report.results["estimators"]]
     results = {**report.results, "estimators": rows}
-    for packed, left_out, not_kept, text in (
-        (46, {"no task runs": 1, "no machine takes work": 1}, [],
+    for packed, left_out, not_kept, few, text in (
+        (46, {"no task runs": 1, "no machine takes work": 1}, [], False,
          "of the validation period. Left out: 1 where no task runs, 1 where no machine takes work."),
-        (48, {}, [], "at 48 of 48 moments of the validation period."),
-        (48, {}, ["borg (sum), baseline", "net, medium"],
+        (48, {}, [], False, "at 48 of 48 moments of the validation period."),
+        (48, {}, [], True, "or a shorter horizon has more."),
+        (48, {}, ["borg (sum), baseline", "net, medium"], False,
          "period. No margin was found that keeps its budget there for: borg (sum), baseline; net, medium."),
-        (0, {"no task runs": 48}, [],
+        (0, {"no task runs": 48}, [], False,
          "Left out: 48 where no task runs. So they are those of the machines of the trace."),
     ):  # fmt: skip
-        counts = {"asked": 48, "packed": packed, "left_out": left_out, "not_kept": not_kept}
+        counts = {"asked": 48, "packed": packed, "left_out": left_out, "not_kept": not_kept, "few": few}
         page = " ".join(render(report, {**results, "packed": counts}).split())
         assert re.search(re.escape(text) + " ?</p>", page)
     assert "machines packed at" not in render(report, {**results, "packed": None})
