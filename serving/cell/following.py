@@ -111,7 +111,7 @@ class Following:
     ----------
     scorer : Scorer
     number : int
-        How many took their place one after another, with this one: a model that is served again begins again.
+        How many took their place one after another, with this one: a model that comes back begins again.
     threads : int
         For large writes; nothing depends on it.
     at_once : float

@@ -19,9 +19,7 @@ from reclaim.training.margins.margin import Budgets
 Ids = NDArray[np.int64]
 
 
-def fit_machines(
-    valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets, placed_s: int = 3_600
-) -> dict[int, Curves]:
+def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets, placed_s: int) -> dict[int, Curves]:
     """Return the curves of each horizon; those of no peak seen where no machine is known.
 
     Parameters

@@ -34,9 +34,9 @@ _GAIN: Final = 0.002
 """Share of the limits that a bound must reclaim more than that of independent tasks, and a fit than the best bound,
 on average over the budgets."""
 _PLACED_GAIN: Final = 0.02
-"""The same of a fit at the horizon that tasks are placed by. A packing picks sets
-of tasks that look small, and by a fit more of them are wrong: one that gained a point or two on machines as they are
-needed up to a fifth more machines (``benchmarks/LOG.md``, 2026-11-27)."""
+"""The same of a fit at the horizon that tasks are placed by. A packing picks sets of tasks that look small, and by a
+fit more of them are wrong: one that gained a point or two on machines as they are needed up to a fifth more machines
+(``benchmarks/LOG.md``, 2026-11-27)."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,15 @@ def fit_curve(
         return sum(rows.reclaimed(curve, curve.margin(b)) for b in budgets) / len(budgets)
 
     bounds = [MachineCurve(together=share) for share in TOGETHER]
-    independent, *others = [bound.with_margins(rows.scores(bound)) for bound in bounds]
-    best = max(others, key=gain)
-    best = best if gain(best) > gain(independent) + _GAIN else independent
+    bounds = [bound.with_margins(rows.scores(bound)) for bound in bounds]
+    gains = [gain(bound) for bound in bounds]
+    best = int(np.argmax(gains))
+    best = best if gains[best] > gains[0] + _GAIN else 0
     if len(rows) >= FEWEST and len(np.unique(rows.machine % 2)) == 2:
         fitted = _cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped]))
-        best = fitted if gain(fitted) > gain(best) + (_PLACED_GAIN if placed else _GAIN) else best
-    return best
+        if gain(fitted) > gains[best] + (_PLACED_GAIN if placed else _GAIN):
+            return fitted
+    return bounds[best]
 
 
 def _cross_fitted(rows: MachineRows, learned: MachineRows) -> MachineCurve:

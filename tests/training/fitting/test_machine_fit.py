@@ -149,9 +149,9 @@ def test_without_machines_the_bound_keeps_its_own_exponents_and_a_bundle_keeps_t
     source: Source, bundle: Bundle, tmp_path: Path
 ) -> None:
     alone = source_of(tmp_path / "raw", seed=1, machine="")
-    assert fit_machines(valid_of(bundle, alone), (3_600,), Budgets()) == {3_600: BOUND}
+    assert fit_machines(valid_of(bundle, alone), (3_600,), Budgets(), 3_600) == {3_600: BOUND}
     budgets = Budgets(baseline=0.05, aggressive=0.2)  # few peaks: larger budgets than usual
-    machines = fit_machines(valid_of(bundle, source), (300, 3_600), budgets)
+    machines = fit_machines(valid_of(bundle, source), (300, 3_600), budgets, 3_600)
     assert machines[3_600][0] != BOUND[0]
     assert machines[3_600][1] == BOUND[1]
     save_bundle(Bundle(**{**vars(bundle), "machines": machines}), tmp_path / "saved")
