@@ -51,6 +51,7 @@ def recorded_step(step: Step, optimizer: torch.optim.Optimizer, batch_size: int,
         repeat = _record(step, positions)
     except RuntimeError as error:
         kept.put_back()
+        _draw_outside_recordings(device)
         log.warning("steps are not recorded on %s: %s", device, str(error).partition("\n")[0])
         return step
     losses = []
@@ -89,6 +90,16 @@ def _record(step: Step, positions: Tensor) -> Callable[[], Tensor]:
         return loss
 
     return repeat
+
+
+def _draw_outside_recordings(device: torch.device) -> None:
+    """Give the device's random numbers a state of their own.
+
+    A recording that breaks off leaves the one before waiting for its end: no dropout could be drawn in this process.
+    """
+    if device.type == "cuda":
+        own = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[own].graphsafe_set_state(torch.Generator(device))
 
 
 class _Kept:

@@ -14,6 +14,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.network import FitResult, fit_network
 from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network import survival_loss
 from reclaim.training.settings import FitConfig
 from tests.training.fitting.test_network import killed_and_resumed, rows_of_noise, weights_equal
 
@@ -36,6 +37,28 @@ def test_steps_are_recorded_and_end_where_plain_ones_end(caplog: pytest.LogCaptu
     assert "not recorded" not in caplog.text
     plain = fit_network(TRAIN, VALID, replace(config, recorded=False), seed=3)
     assert _loss(recorded) == pytest.approx(_loss(plain), rel=0.01 if bfloat16 else 1e-3)
+
+
+def test_a_step_that_cannot_be_recorded_is_taken_one_by_one_and_the_next_fit_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = fit_network(TRAIN, VALID, replace(CONFIG, recorded=False), seed=3)
+
+    def waiting(*given: torch.Tensor) -> torch.Tensor:
+        loss = survival_loss(*given)
+        assert loss.isfinite().all()  # the host waits for the card, which CUDA does not record
+        return loss
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(fit, "survival_loss", waiting)
+        one_by_one = fit_network(TRAIN, VALID, CONFIG, seed=3)
+    assert "steps are not recorded on cuda" in caplog.text
+    assert _loss(one_by_one) == pytest.approx(_loss(plain), rel=1e-3)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        recorded = fit_network(TRAIN, VALID, CONFIG, seed=3)
+    assert "not recorded" not in caplog.text
+    assert _loss(recorded) == pytest.approx(_loss(plain), rel=1e-3)
 
 
 def test_bfloat16_costs_little() -> None:
