@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,12 +56,13 @@ def fewest(folders: Sequence[Path]) -> str:
     cells: dict[str, list[str]] = {}
     for folder in folders:
         results = json.loads((folder / RESULTS).read_text())
+        places = 1 - math.floor(math.log10(100 * results["asked"]["peaks_budget"]))  # a tenth of the budget shows
         for of in results["estimators"]:
             there = next((point for point in of["points"] if point["machines"] == of["fewest"]), None)
             if there is None:
                 cells.setdefault(of["name"], []).append("-")
                 continue
-            passed = ", ".join(f"{100 * there[f'machines_over_{r}']:.1f}" for r in RESOURCES)
+            passed = ", ".join(f"{100 * there[f'machines_over_{r}']:.{places}f}" for r in RESOURCES)
             cells.setdefault(of["name"], []).append(f"{of['fewest']} ({passed}; {there[KILLS]:.1f})")
     lines = [["contender", *(folder.parent.name for folder in folders)], ["---", *("--:" for _ in folders)]]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *([name, *of] for name, of in cells.items())])
