@@ -134,6 +134,7 @@ MISTAKES = [
     (("compare", "--experiment", "margin"), "--experiment: expected one of margins, ratios, "),
     (("synth", "out", "--days", "-1"), "days"),
     (("synth", "out", "--machines", "abc"), "Invalid value for '--machines'"),
+    (("serve", "--port", "99999"), "Invalid value for '--port'"),
     (("synth", "out", "--machine", "3"), "--machine"),
     (("synth", "out", "--common", "0.6", "--service", "0.4"), "below 1 together, but got common=0.6, service=0.4"),
     (("synth", "out", "--format", "openmetrics", "--common", "0.4"), "--common and --service are of a cell"),

@@ -387,7 +387,7 @@ def predict(
 def serve(
     context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")] = 3000,
     model: Annotated[
         str,
         typer.Option(
