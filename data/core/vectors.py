@@ -7,7 +7,7 @@ every processor. The functions are called by the bodies of intrinsics (``in_llvm
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numba
@@ -132,10 +132,6 @@ def first_left(builder: Any, bits: Any, values: list[Any]) -> Any:
     table = ir.Constant(half, ir.Undefined)
     for k, value in enumerate(values):
         table = builder.insert_element(table, value, ir.IntType(32)((k + _HALF - 1) % _HALF))
-    if WIDE_REGISTERS:
-        kind = ir.FunctionType(VECTOR, [VECTOR, INTEGERS])
-        permute = numba_tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
-        return builder.call(permute, [_part(builder, table, [*range(_HALF)] * 2), exponent])
     kind = ir.FunctionType(half, [half, ir.VectorType(ir.IntType(32), _HALF)])
     permute = numba_tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.permps")
     halves = [
@@ -144,7 +140,7 @@ def first_left(builder: Any, bits: Any, values: list[Any]) -> Any:
     return builder.shuffle_vector(*halves, constant(*range(LANES), kind=INTEGERS))
 
 
-def _part(builder: Any, vector: Any, places: Sequence[int]) -> Any:
+def _part(builder: Any, vector: Any, places: range) -> Any:
     """Return the lanes at some places."""
     kind = ir.VectorType(ir.IntType(32), len(places))
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), ir.Constant(kind, list(places)))

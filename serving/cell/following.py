@@ -132,7 +132,6 @@ class Following:
         self._machines = MachinePeaks(scorer, at_once=at_once)
         self.of = f"{number} {whose(scorer, at_once)}"
         self._rungs = np.zeros(1, _RUNGS)
-        self._place()
         self.prices = self._moved()
 
     def take(self, taken: Taken, scores: Scores, begun_us: int) -> None:
@@ -152,21 +151,9 @@ class Following:
         before = self._online.settings, self._machines.margins
         self._online.begin_cell(begun_us)
         self._online.reach(int(taken.windows.end_us[-1]))
-        if self._online.settings is not before[0]:
-            self._place()
-
-        def follow(part: int, parts: int) -> None:  # machines next to prices: neither reads what the other changes
-            if part == 0:
-                self._wait(taken, scores)
-            if part == parts - 1:
-                self._machines.take(taken, scores)
-
-        in_parts(follow, len(taken.windows), min(self._threads, 2))
+        self._machines.take(taken, scores)
         if self._online.settings is not before[0] or self._machines.margins is not before[1]:
             self.prices = self._moved()
-
-    def _wait(self, taken: Taken, scores: Scores) -> None:
-        """Hold windows against earlier answers for tasks, and wait for the outcomes of those just made."""
         held = self._held(scores.steps, taken.last)
         held[taken.opted_out] = np.nan  # they keep their limit
         slot, windows = taken.touched, taken.last
@@ -214,7 +201,6 @@ class Following:
         self._online.recall(memory)
         machines = {name.removeprefix(_MACHINES): of for name, of in memory.items() if name.startswith(_MACHINES)}
         self._machines.recall(machines)
-        self._place()
         self.prices = self._moved()
 
     @property
@@ -222,13 +208,9 @@ class Following:
         """Memory of a task."""
         return self._online.bytes_per_task + self._machines.bytes_per_task
 
-    def _place(self) -> None:
-        """Find the places of the prices on ladders."""
-        now = cast("Mapping[str, Price]", self._online.settings)
-        self._rungs["place"][0] = [now[name].rungs for name in BUDGETED]
-
     def _moved(self) -> Prices:
         now = cast("Mapping[str, Price]", self._online.settings)
+        self._rungs["place"][0] = [now[name].rungs for name in BUDGETED]
         begin, own = cast("Mapping[str, Price]", self._online.begin), price_of(self._online.own_rungs)
         return Prices(now, begin, self._scorer.budgets, self._machines.margins, self._online.violated, own)
 

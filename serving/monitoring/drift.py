@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
-
-from reclaim.data.core.jit import LENT
 
 if TYPE_CHECKING:  # it imports torch, which this file does not need
     from reclaim.training.models.forecaster import InputRanges
@@ -24,7 +21,6 @@ _SHOWN: Final = 5
 """Features shown as those that drifted most."""
 _BLOCK_ROWS: Final = 256
 """Rows standardised at once, so that they stay in the cache."""
-_ZERO, _INFINITY = np.float32(0.0), np.float32(np.inf)
 
 
 @dataclass(frozen=True)
@@ -107,9 +103,14 @@ class Drift:
         self._turn += 1
         known, outside, total = (np.zeros(len(self._watched)) for _ in range(3))
         for start in range(0, len(sample), _BLOCK_ROWS):
-            block, sums = sample[start : start + _BLOCK_ROWS].take(self._watched, axis=1), np.zeros(len(total))
-            _add(block, self._mean, self._scale, self._low, self._high, known, outside, sums)
-            total += sums
+            block = sample[start : start + _BLOCK_ROWS, self._watched]
+            z = (np.sign(block) * np.sqrt(np.sqrt(np.abs(block))) - self._mean) / self._scale
+            z[~np.isfinite(z)] = np.nan
+            seen = np.fmin(np.fmax(z, self._low), self._high)  # one extreme value must not dominate the mean of a day
+            seen[np.isnan(z)] = 0.0
+            known += (~np.isnan(z)).sum(axis=0)
+            outside += ((z < self._low) | (z > self._high)).sum(axis=0)
+            total += seen.sum(axis=0, dtype=np.float64)
         with self._lock:
             before = clock_us if self._clock_us is None else self._clock_us
             fade = float(np.exp(-max(clock_us - before, 0) / self._fade_us))
@@ -130,31 +131,3 @@ class Drift:
         worst = [k for k in np.argsort(-size, kind="stable")[:_SHOWN] if size[k] >= 0]
         most = tuple(FeatureDrift(self._names[k], float(mean[k]), float(outside[k])) for k in worst)
         return DriftNumbers(rows, share, abs(most[0].mean) if most else float("nan"), most)
-
-
-@numba.njit(**LENT)
-def _add(
-    x: Any,  # (n, k) float32, overwritten
-    mean: Any,  # (k,) float32, as the others of a feature
-    scale: Any,
-    low: Any,
-    high: Any,
-    known: Any,  # (k,) float64, changed, as those behind it
-    outside: Any,
-    sums: Any,
-) -> None:
-    """Standardise rows as the model does, and count and add up what is known of each feature."""
-    for i in range(len(x)):
-        values = x[i]
-        for k in range(len(mean)):  # without a branch: many at a time
-            v = values[k]
-            root = np.sqrt(np.sqrt(abs(v)))
-            values[k] = ((root if v >= _ZERO else -root) - mean[k]) / scale[k]
-        for k in range(len(mean)):
-            z = values[k]
-            seen = z if z > low[k] else low[k]  # one extreme value must not dominate the mean of a day
-            seen = seen if seen < high[k] else high[k]
-            finite = abs(z) < _INFINITY
-            known[k] += finite
-            outside[k] += finite and seen != z
-            sums[k] += seen if finite else _ZERO

@@ -273,28 +273,25 @@ class OnlineMargins:
         risk : tuple of Risk and int64, shape (n,), or None
             Risks of answers, and the place of each row's; negative for a row without an answer.
         """
+        if risk is not None:
+            add_risk(*risk, tier_key(windows.tier), self._cells["expected_now"], self._cells["priced_now"])
         self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
         self._tasks = room_for(self._tasks, self._n_slots)
-        tier, horizon_us, cells = tier_key(windows.tier), self.horizon_s * 1_000_000, self._cells
-        columns = slot, windows.start_us, windows.end_us, tier, demand(windows), held, windows.limit
-        names = "answered", "violated", "arrived", "expected_now", "priced_now"
-
-        def wait(some: slice, *counts: NDArray[np.int64]) -> None:
-            _wait(self._tasks, *(column[some] for column in columns), horizon_us, *counts[:3], cells["clock"])
-            if risk is not None:
-                add_risk(risk[0], risk[1][some], tier[some], *counts[3:])
-
+        columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
+        horizon_us, cells, counts = self.horizon_s * 1_000_000, self._cells, ("answered", "violated", "arrived")
         threads = parts_of(len(slot), self.threads)
         if threads == 1 or not (slot[:-1] < slot[1:]).all():  # or else two threads might meet a task
-            wait(slice(None), *(cells[name] for name in names))
+            _wait(self._tasks, *columns, horizon_us, *(cells[name] for name in counts), cells["clock"])
             return
-        counted = [[np.zeros_like(cells[name]) for name in names] for _ in range(threads)]
+        counted = [[np.zeros_like(cells[name]) for name in counts] for _ in range(threads)]
 
-        def wait_for(part: int, parts: int) -> None:
-            wait(slice(len(slot) * part // parts, len(slot) * (part + 1) // parts), *counted[part])
+        def wait(part: int, parts: int) -> None:
+            some = slice(len(slot) * part // parts, len(slot) * (part + 1) // parts)
+            cut = (column[some] for column in columns)
+            _wait(self._tasks, *cut, horizon_us, *counted[part], cells["clock"])
 
-        in_parts(wait_for, len(slot), threads)
-        for name, parts in zip(names, zip(*counted, strict=True), strict=True):
+        in_parts(wait, len(slot), threads)
+        for name, parts in zip(counts, zip(*counted, strict=True), strict=True):
             for part in parts:
                 cells[name] += part
 

@@ -50,8 +50,10 @@ FEW_ENDS_INPUTS: Final = tuple(k for k, feature in enumerate(INPUTS) if feature 
 """Places in ``INPUTS`` of those that trees of few ends read: without the level of memory over days, by which they know
 collections, too. Trees of many ends are better with it."""
 
-_TOGETHER: Final = 128
-"""Rows that are asked together: their inputs lie in a core's nearest cache, and a tree is laid out once for all."""
+_TOGETHER: Final = 64
+"""Rows that are asked together: their inputs lie in a core's nearest cache."""
+_FEW: Final = 16
+"""The same of a call of so few rows, for a single one costs as much as all."""
 _ALL: Final = 2**LEAVES - 1
 
 
@@ -163,7 +165,7 @@ class OomModel:
 
         def ask(part: int, parts: int) -> None:
             rows = slice(len(x) * part // parts, len(x) * (part + 1) // parts)
-            width = min(-(-max(len(x), 1) // vectors.LANES) * vectors.LANES, _TOGETHER)
+            width = _FEW if len(x) <= _FEW else _TOGETHER
             block, total = np.zeros((len(inputs), width), np.float32), np.zeros(width, np.float32)
             _ask(x[rows], inputs, unknown, read_at, self.trees, places, asked, block, total, out[rows])
 
