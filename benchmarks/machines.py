@@ -45,6 +45,8 @@ SETS: Final = (
 )
 SIZES: Final = (10, 40)
 """VMs of a machine."""
+_PLACES: Final = 6
+"""Decimals of shares that are kept: a thousandth of the smallest budget."""
 
 
 def main() -> None:
@@ -166,6 +168,8 @@ def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Names
         "contenders": {who: {r: line["at"] for r, line in by.items()} for who, by in of["contenders"].items()},
         "margins": {who: by for who, by in of["margins"].items() if kinds[who].startswith("learned")},
     }
+    exact = json.dumps(content)
+    content = json.loads(exact, parse_float=lambda number: round(float(number), _PLACES))
     RESULTS.write_text(json.dumps(content, indent=1, sort_keys=True))
 
 
