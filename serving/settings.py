@@ -14,12 +14,11 @@ from reclaim.data.schema import LATEST_US
 from reclaim.data.windows import Cell
 from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.tracking.references import SERVED
 
 ENV_PREFIX: Final = "RECLAIM_"
 LONGEST_S: Final = 1e9
 """Longest time in seconds that a setting may name, some thirty years: sums with it still fit into whole µs."""
-DEFAULT_MODEL: Final = "reclaim@champion"
-"""The model served by default: the version that the alias ``champion`` points at."""
 
 
 class ServingSettings(BaseSettings):
@@ -28,7 +27,7 @@ class ServingSettings(BaseSettings):
     # files of variables are left with empty ones
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, protected_namespaces=())
 
-    model: str = DEFAULT_MODEL
+    model: str = SERVED
     """``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service.
     Where none is named, the built-in model serves until there is a champion; one that is named is not replaced."""
     bundle: Path | None = None

@@ -237,12 +237,12 @@ def _load(folder: Path) -> Bundle:
     )
 
 
-def load_model(reference: str) -> Bundle:
+def load_model(reference: str | None = None) -> Bundle:
     """Return the model of a reference, as ``references.find_model`` takes it; ModelError where there is none.
 
-    The built-in one for a champion that is not there.
+    None: the one of ``references.find_served``.
     """
-    origin = find_served(reference)
+    origin = find_served() if reference is None else find_model(reference)
     return replace(load_bundle(origin.folder), origin=origin)
 
 

@@ -20,7 +20,6 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.serving.models.loader import load_model
 from reclaim.serving.predictions.columns import schema_of
 from reclaim.serving.predictions.dataset import check_margin, predictions
-from reclaim.serving.settings import DEFAULT_MODEL
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 SUFFIXES: Final = (".parquet", ".csv")
@@ -69,7 +68,7 @@ def predict(
     dataset: Path,
     out: Path,
     *,
-    model: str = DEFAULT_MODEL,
+    model: str | None = None,
     margin: str = MARGIN_NAMES[0],
     every_window: bool = False,
     progress: Callable[[float], None] | None = None,
@@ -86,8 +85,8 @@ def predict(
     out : Path
         Parquet or CSV to write, by its suffix: the columns of ``columns.schema_of`` and the rows of
         ``dataset.predictions``.
-    model : str
-        As for ``models.loader.find_model``.
+    model : str or None
+        As for ``models.loader.load_model``.
     margin : str
         One of ``MARGIN_NAMES``.
     every_window : bool

@@ -54,15 +54,15 @@ def test_the_reference_builtin_is_that_model_and_needs_no_registry(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_stands_in_for_a_champion_that_is_not_there_and_for_nothing_else(
+def test_it_stands_in_where_no_model_is_named_and_for_none_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_served("reclaim@champion").builtin
-    assert load_model("reclaim@champion").origin == find_served("reclaim@champion")
-    for reference in ("reclaim@candidate", "reclaim/3", "./nowhere"):
+    assert find_served().builtin
+    assert load_model().origin == find_served()
+    for reference in ("reclaim@champion", "mine@champion", "reclaim@candidate", "reclaim/3", "./nowhere"):
         with pytest.raises(ModelError, match="no model"):
-            find_served(reference)
+            load_model(reference)
 
 
 def test_it_stands_in_for_no_champion_that_is_damaged_or_whose_store_does_not_answer(
@@ -72,7 +72,7 @@ def test_it_stands_in_for_no_champion_that_is_damaged_or_whose_store_does_not_an
     (tmp_path / "store.db").write_bytes(b"no database" * 100)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
     with pytest.raises(ModelError, match="cannot be used"):
-        find_served("reclaim@champion")
+        find_served()
 
 
 def test_a_folder_by_the_name_of_a_champion_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_folder_by_the_name_of_a_champion_is_a_folder(tmp_path: Path, monkeypa
     assert is_champion("reclaim@champion")
     assert not is_champion("./models/mine@champion")
     with pytest.raises(ModelError, match="no model"):
-        find_served("./models/mine@champion")
+        load_model("./models/mine@champion")
 
 
 def test_its_card_names_every_source_and_its_terms() -> None:

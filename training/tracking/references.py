@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 _REGISTERED: Final = re.compile(r"(?P<name>[\w.-]+)(?:@(?P<alias>[\w.-]+)|/(?P<version>\d+))")
 LOCAL_VERSION: Final = "local"
 """Version of a bundle from a folder rather than the registry."""
+SERVED: Final = "reclaim@champion"
+"""Reference of the model that is used where none is named: the version that the alias ``champion`` points at."""
 BUILTIN: Final = "builtin"
 """Reference and name of the model that comes with the package; a folder of that name is ``./builtin``."""
 BUILTIN_VERSION: Final = "2"
@@ -96,23 +98,21 @@ def builtin_model(reference: str = BUILTIN) -> ModelLocation:
 
 
 def is_champion(reference: str) -> bool:
-    """Return whether a reference is that of the model that is served: the built-in one serves where it has none yet."""
+    """Return whether a reference is that of a champion."""
     registered = _REGISTERED.fullmatch(reference)
     return registered is not None and registered["alias"] == CHAMPION
 
 
-def find_served(reference: str) -> ModelLocation:
-    """Return the location of a model as ``find_model`` does, of the built-in one where there is no champion.
+def find_served() -> ModelLocation:
+    """Return the location of the model that is used where none is named: ``SERVED``, or the built-in one before it.
 
     A champion that is damaged, or in a store that cannot be reached, is an error.
     """
     try:
-        return find_model(reference)
+        return find_model(SERVED)
     except ModelAbsentError as error:
-        if not is_champion(reference):
-            raise
         log.warning("%s; the built-in model answers", error)
-        return builtin_model(reference)
+        return builtin_model(SERVED)
 
 
 def is_alias(reference: str) -> bool:

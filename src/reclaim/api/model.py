@@ -72,13 +72,14 @@ def train(
     return load(f"{report.model}/{report.version}")
 
 
-def load(reference: Path | str = "reclaim@champion") -> Model:
+def load(reference: Path | str | None = None) -> Model:
     """Load a model, as ``reclaim serve --model``.
 
     Parameters
     ----------
-    reference : Path or str
-        ``NAME@ALIAS``, ``NAME/VERSION`` or the folder of a bundle.
+    reference : Path or str or None
+        ``NAME@ALIAS``, ``NAME/VERSION``, the folder of a bundle or ``builtin``. None: ``reclaim@champion``, and the
+        built-in model until there is one; a model that is named is not replaced.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def load(reference: Path | str = "reclaim@champion") -> Model:
     """
     from reclaim.serving.models.loader import load_model
 
-    return Model(load_model(str(reference)))
+    return Model(load_model(None if reference is None else str(reference)))
 
 
 class Model:

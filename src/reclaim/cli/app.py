@@ -351,7 +351,7 @@ app.command(
 def predict(
     dataset: DatasetFolder,
     out: Annotated[Path, typer.Option(help="File to write: `.parquet` or `.csv`.", metavar="FILE")],
-    model: ServedModel = "reclaim@champion",
+    model: ServedModel = None,
     margin: Annotated[
         str, typer.Option(help="Safety margin: `baseline` (widest), `medium` or `aggressive`.", metavar="NAME")
     ] = "baseline",
@@ -388,15 +388,7 @@ def serve(
     context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")] = 3000,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`.",
-            metavar="MODEL",
-            envvar="RECLAIM_MODEL",
-            show_default="reclaim@champion, or the built-in model until there is one",
-        ),
-    ] = "",
+    model: ServedModel = None,
     shadow: Annotated[
         str, typer.Option(help="Second model, compared live and not served.", metavar="MODEL", envvar="RECLAIM_SHADOW")
     ] = "",
@@ -439,7 +431,7 @@ def serve(
     from reclaim.serving.launch import serve as run
 
     run(
-        host, port, model,
+        host, port, model or "",
         shadow=shadow, state=None if in_memory else state, record=record, token_file=token_file,
         tls_cert=tls_cert, tls_key=tls_key, log_json=log_json, repair=repair, insecure=insecure, clock=clock,
     )  # fmt: skip

@@ -131,9 +131,12 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not 
 NoModel = Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")]
 ServedModel = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`.", metavar="MODEL", envvar="RECLAIM_MODEL"
+        help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`.",
+        metavar="MODEL",
+        envvar="RECLAIM_MODEL",
+        show_default="reclaim@champion, or the built-in model until there is one",
     ),
 ]
 TrainConfigFile = Annotated[

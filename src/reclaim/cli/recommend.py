@@ -114,21 +114,20 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
     from reclaim.data.errors import ConfigError, ModelError
     from reclaim.replay.runs.run import by_name, check_unseen
     from reclaim.training.bundle import load_model
-    from reclaim.training.tracking.references import BUILTIN
+    from reclaim.training.tracking.references import BUILTIN, SERVED
 
     if models or no_model:
         return load_bundles(models, no_model)
     found: list[Bundle] = []
-    for reference in ("reclaim@champion", BUILTIN):
+    for reference in (SERVED, BUILTIN):
         try:
             bundle = load_model(reference)
             if reference == BUILTIN:
                 check_unseen(reference, bundle, dataset)
         except (ModelError, ConfigError) as error:
             print_status(f"{reference} takes no part: {error}")
-            continue
-        if reference == BUILTIN or (bundle.origin is not None and bundle.origin.name != BUILTIN):
-            found.append(bundle)  # of a champion that is not there the built-in model takes the place
+        else:
+            found.append(bundle)
     return by_name(found)
 
 

@@ -72,15 +72,16 @@ def _add(name: str, does: str, *examples: str) -> None:
 
 
 def load_bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
-    """Return name → model of the references, of the champion if there are none."""
+    """Return name → model of the references; of the champion if there are none, or the built-in one before it."""
     from reclaim.data.errors import ConfigError
     from reclaim.replay.runs.run import by_name
     from reclaim.training.bundle import load_model
 
     if no_model and models:
         raise ConfigError(f"--no-model and --model {models[0]} contradict each other; leave one of them out")
-    references = [] if no_model else (models or ["reclaim@champion"])
-    return by_name([load_model(reference) for reference in references])
+    if no_model:
+        return {}
+    return by_name([load_model(reference) for reference in models] or [load_model()])
 
 
 def print_replay(
