@@ -135,6 +135,7 @@ MISTAKES = [
     (("synth", "out", "--days", "-1"), "days"),
     (("synth", "out", "--machines", "abc"), "Invalid value for '--machines'"),
     (("serve", "--port", "99999"), "Invalid value for '--port'"),
+    (("train", "nowhere", "--estimator", "tree"), "Invalid value for '--estimator': expected one of network, trees, "),
     (("synth", "out", "--machine", "3"), "--machine"),
     (("synth", "out", "--common", "0.6", "--service", "0.4"), "below 1 together, but got common=0.6, service=0.4"),
     (("synth", "out", "--format", "openmetrics", "--common", "0.4"), "--common and --service are of a cell"),

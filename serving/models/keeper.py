@@ -112,7 +112,8 @@ class _Followed:
         if refused != self.refused:
             self._on_refused()
             which = self.reference if version is None else f"{self.reference}, version {version},"
-            log.warning("%s is not taken: %s; %s stays current", which, why, self.named())
+            remains = f"{self.named()} stays" if self.current else "none is there"
+            log.warning("%s is not taken: %s; %s", which, why, remains)
         self.refused, self._again_at = refused, time.monotonic() + again_s
 
     def gave_up(self, found: ModelVersion) -> bool:

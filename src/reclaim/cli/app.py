@@ -22,6 +22,7 @@ from reclaim.cli.console import (
     DatasetFolders,
     EngineName,
     EngineWorkers,
+    LearnedEstimator,
     Progress,
     ServedModel,
     TrainConfigFile,
@@ -276,7 +277,7 @@ def features(
 )
 def train(
     datasets: DatasetFolders,
-    estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
+    estimator: LearnedEstimator = None,
     config: TrainConfigFile = None,
     assignments: Assignments = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if the same run is finished.")] = False,

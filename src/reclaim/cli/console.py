@@ -109,6 +109,15 @@ def place(name: str) -> Path:
         raise typer.BadParameter(str(error)) from error
 
 
+def learned(name: str) -> str:
+    """Return the name of an estimator that is trained, as an option gives it."""
+    from reclaim.training.estimators.registry import LEARNED
+
+    if name not in LEARNED:
+        raise typer.BadParameter(f"expected one of {', '.join(LEARNED)}, got {name!r}")
+    return name
+
+
 DatasetFolder = Annotated[
     Path,
     typer.Argument(
@@ -128,6 +137,9 @@ EngineName = Annotated[
 EngineWorkers = Annotated[int, typer.Option("--workers", min=0, help="Workers of the engine; 0: one per core.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not the summary alone.")]
+LearnedEstimator = Annotated[
+    str | None, typer.Option("--estimator", help="`network` or `trees`.", metavar="NAME", parser=learned)
+]
 NoModel = Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")]
 ServedModel = Annotated[

@@ -14,6 +14,7 @@ from reclaim.cli.console import (
     DatasetFolders,
     EngineName,
     EngineWorkers,
+    LearnedEstimator,
     Progress,
     TrainConfigFile,
     print_result,
@@ -24,7 +25,7 @@ from reclaim.cli.console import (
 def tune(
     datasets: DatasetFolders,
     trials: Annotated[int, typer.Option(help="Total trials, including those of an interrupted search.")] = 50,
-    estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
+    estimator: LearnedEstimator = None,
     out: Annotated[Path, typer.Option(help="TOML to write the best settings into.", metavar="FILE")] = Path(
         "best.toml"
     ),

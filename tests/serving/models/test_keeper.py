@@ -442,7 +442,9 @@ def test_the_model_of_a_launch_needs_no_registry_and_is_confirmed_by_it(registry
     assert registry.promoted == ["2", "1"]
 
 
-def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(registry: Registry) -> None:
+def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
     registry.register()
     registry.register()
     registry.register(pipeline_version="another")
@@ -452,6 +454,7 @@ def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(regis
     keeper.check()
     assert keeper.status().shadow_name is None
     assert keeper.status().shadow_problem == f"the registry has no {registry.name}@candidate"
+    assert caplog.messages[-1].endswith("none is there")
     registry.point("candidate", "2")
     keeper.check()
     status = keeper.status()
