@@ -180,6 +180,26 @@ def table(content: dict[str, Any]) -> Iterator[str]:
         "| oracle | machine less the best not of the model | violation, following |"
     )
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for name, horizon, r, rate, one, at, ours in comparisons(content):
+        sums = [who for who in at if one["kinds"][who] not in ("learned machine", "machine")]
+        others = [who for who in at if one["kinds"][who] == "machine"]
+        machine = ours.get("machine")
+        margin = ("aggressive" if rate == max(one["rates"]) else "baseline") + " following"
+        followed = one["margins"].get(machine, {}).get(margin, {}).get(r)
+        cells = [
+            name, horizon, r, f"{rate:.1%}",
+            *(_percent(at.get(ours.get(kind, ""))) for kind in ("machine", "bound")),
+            _best(at, sums), _best(at, others), f"{one['oracle'][r]:.1%}",
+            _points(at[machine].get("ahead") if machine else None),
+            "-" if followed is None else f"{followed['violation_rate']['value']:.2%}",
+        ]  # fmt: skip
+        yield "| " + " | ".join(cells) + " |"
+
+
+def comparisons(
+    content: dict[str, Any],
+) -> Iterator[tuple[str, str, str, float, dict[str, Any], dict[str, Any], dict[str, str]]]:
+    """Yield set, horizon, resource, rate, the set's results, each contender's line there, and the model's by kind."""
     for key, one in sorted(content["sets"].items()):
         name, _, horizon = key.rpartition("-")
         for r in RESOURCES:
@@ -187,23 +207,9 @@ def table(content: dict[str, Any]) -> Iterator[str]:
                 at = {
                     who: by[r][k] for who, by in one["contenders"].items() if r in by and by[r][k]["value"] is not None
                 }
-                if not at:
-                    continue
                 ours = {who.rpartition("(")[2][:-1]: who for who in at if one["kinds"][who] == "learned machine"}
-                sums = [who for who in at if one["kinds"][who] not in ("learned machine", "machine")]
-                others = [who for who in at if one["kinds"][who] == "machine"]
-                machine = ours.get("machine")
-                ahead = at[machine].get("ahead") if machine else None
-                margin = ("aggressive" if rate == max(one["rates"]) else "baseline") + " following"
-                followed = one["margins"].get(machine, {}).get(margin, {}).get(r)
-                cells = [
-                    name, horizon, r, f"{rate:.1%}",
-                    *(_percent(at.get(ours.get(kind, ""))) for kind in ("machine", "bound")),
-                    _best(at, sums), _best(at, others), f"{one['oracle'][r]:.1%}",
-                    _points(ahead),
-                    "-" if followed is None else f"{followed['violation_rate']['value']:.2%}",
-                ]  # fmt: skip
-                yield "| " + " | ".join(cells) + " |"
+                if at:
+                    yield name, horizon, r, rate, one, at, ours
 
 
 def _percent(line: dict[str, Any] | None) -> str:

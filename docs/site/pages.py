@@ -26,10 +26,11 @@ NAVIGATION = {
     "Extend it": {"docs/add-a-trace-or-an-estimator": None, "CONTRIBUTING": None, "CONVENTIONS": None,
                   "CHANGELOG": None},
     "Records": {"benchmarks/results/bar": None,
+                "benchmarks/results/machines": "Machines, set by set",
                 "benchmarks/results/replay-60x14": "All tables of a cell replayed",
                 "benchmarks/results/replay-60x14-machines": "Machines of that cell packed",
                 "benchmarks/results/replay-50x6-machines": "Machines of a smaller cell packed",
-                "benchmarks/results/what-if-machines": "Fewest machines of six cells",
+                "benchmarks/results/what-if-machines": "Fewest machines of eight cells",
                 "benchmarks/LOG": None},
 }  # fmt: skip
 """Caption, page and, where its own title would be too long or unclear, the name that the navigation shows."""

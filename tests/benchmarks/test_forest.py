@@ -1,0 +1,28 @@
+"""The figures of differences have every comparison of the results that they are drawn from."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("name", ["bar", "machines"])
+def test_a_figure_is_that_of_the_results_that_are_kept(name: str, tmp_path: Path) -> None:
+    kept = (RESULTS / f"{name}.svg").read_text()
+    subprocess.run([sys.executable, "benchmarks/forest.py", "--out", tmp_path], check=True, cwd=RESULTS.parents[1])
+    assert widths((tmp_path / f"{name}.svg").read_text()) == pytest.approx(widths(kept), abs=0.01)
+
+
+def widths(svg: str) -> list[float]:
+    """Return the widths of the intervals in their order, over the widest: a page laid out anew scales them alike."""
+    found = re.findall(r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) \2 \n"', svg)
+    assert len(found) > 40
+    ends = [(float(left), float(right)) for left, _, right in found]
+    widest = max(right - left for left, right in ends)
+    return [(right - left) / widest for left, right in ends]
