@@ -24,7 +24,7 @@ from typer.main import get_command
 from reclaim.cli import app as cli
 from reclaim.config import load_config
 from reclaim.data.errors import ConfigError
-from reclaim.data.traces.series import load_mapping, task_id
+from reclaim.data.traces.series import load_mapping
 from reclaim.training.settings import TrainConfig, shipped_configs
 
 Printed = Callable[[str], None]
@@ -172,20 +172,6 @@ def test_the_mapping_of_the_page_about_traces_is_one(tmp_path: Path) -> None:
     known = re.findall(r"\w+", str(found.value).split("(known: ")[1])
     assert "page_cache" in known
     assert [name for name in known if f"`{name}`" not in page] == []
-
-
-def test_the_lines_that_give_predictions_their_names_keep_every_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "predict-to-a-file.md").read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names = ["vm-1", "NA", "null", "007", "7"]
-    (tmp_path / "usage").mkdir()
-    (tmp_path / "usage" / "vms.csv").write_text("\n".join(["vm,time_s", *(f"{name},0" for name in names)]))
-    pd.DataFrame({"collection_id": [task_id(name) for name in names]}).to_csv("reservations.csv", index=False)
-    found: dict[str, Any] = {}
-    exec(block, found)
-    assert found["predictions"]["vm"].tolist() == names
 
 
 @pytest.mark.slow

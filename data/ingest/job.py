@@ -247,7 +247,7 @@ def _make(
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(rest, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
-    repeated = [x.file for x in shards if firsts[x.reading, x.sha256] is not x]
+    repeated = list(dict.fromkeys(x.file for x in shards if firsts[x.reading, x.sha256] is not x))
     matched = {file for _, file in files}
     not_read = sorted(
         str(file.relative_to(source_folder))
@@ -298,7 +298,8 @@ def plan_buckets(files: list[tuple[RawTable, Path]]) -> int:
     """
     rows = sum(
         file.stat().st_size / next(size for ending, size in _BYTES_PER_ROW.items() if file.name.endswith(ending))
-        for _, file in files
+        for table, file in files
+        if table.name not in s.OPTIONAL
     )
     return min(max(round(rows / _ROWS_PER_BUCKET), _FEWEST_BUCKETS), _MOST_BUCKETS)
 

@@ -176,7 +176,8 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
         if table.name == "usage":
             writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
         else:
-            writer = stack.enter_context(PiecesWriter(work, job.buckets if table.name in s.BUCKETED else 1))
+            buckets = job.buckets if table.name in s.BUCKETED else 1
+            writer = stack.enter_context(PiecesWriter(work, buckets, repeated=table.name in s.OPTIONAL))
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
         stage = Stage(connection, work, job.threads, writer, rejects)

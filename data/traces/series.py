@@ -217,6 +217,12 @@ def _id_sql(column: str) -> str:
     )
 
 
+def _names_sql(collection_id: str, instance_index: str, workload: str, task: str) -> str:
+    """Return SQL of a row of names."""
+    known = {s.COLLECTION_ID: collection_id, s.INSTANCE_INDEX: instance_index, s.WORKLOAD: workload, s.POD: task}
+    return ", ".join(f"{known.get(name, 'CAST(NULL AS VARCHAR)')} AS {name}" for name in s.NAMES.names)
+
+
 def series(mapping: SeriesMapping) -> Source:
     """Return the source that a mapping describes."""
     types = {raw: _INTEGERS.get(c, "DOUBLE") for c, raw in mapping.columns.items() if isinstance(raw, str)}
@@ -264,11 +270,19 @@ def series(mapping: SeriesMapping) -> Source:
         if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
             checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
     table = RawTable(name="usage", patterns=mapping.files, columns=types, select=select, checks=checks, closed=False)
+    named = RawTable(
+        name="names",
+        patterns=mapping.files,
+        columns=dict.fromkeys(names, "VARCHAR"),
+        select=_names_sql(ids[0], ids[1], quoted(names[0]), quoted(names[-1])),
+        where=" OR ".join(f"NOT ({fits_sql(quoted(name), 'BIGINT')})" for name in names),  # a number names itself
+        closed=False,
+    )
     given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
     given |= {s.TIER} if s.PRIORITY in mapping.columns else set()
     return Source(
         trace="series",
-        tables=(table,),
+        tables=(table, named),
         lacks=tuple(name for name in s.USAGE.names if name not in given),
         options={"mapping": mapping.text},
         notes=() if s.CPU_LIMIT in mapping.columns else (NO_LIMIT,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,13 +14,25 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import TARGETS
 from reclaim.serving.answers.encode import SERVED_RULES, peak_position
 
+NAMES: Final = {
+    "namespace": (s.NAMESPACE, "namespace of the task; it and the next three where the dataset has names"),
+    "workload": (s.WORKLOAD, "its workload; of a series its collection, or the task without one"),
+    "container": (s.CONTAINER, "its container"),
+    "task": (s.POD, "its pod; of a series the task itself"),
+}
+"""Columns with names → columns of the dataset's names, and the meaning."""
 
-def schema_of(levels: Sequence[float]) -> pa.Schema:
-    """Return the columns of predictions for the quantile levels of a model; metadata as in ``data.schema``."""
+
+def schema_of(levels: Sequence[float], *, named: bool = False) -> pa.Schema:
+    """Return the columns of predictions for the quantile levels of a model; metadata as in ``data.schema``.
+
+    ``named`` says whether the tasks have names.
+    """
     number, word, unit = pa.float64(), pa.string(), {r: f"trace {r}" for r in RESOURCES}
     rows = [
         (s.COLLECTION_ID, pa.int64(), "id", "collection of the task"),
         (s.INSTANCE_INDEX, pa.int64(), "index", "position of the task in its collection"),
+        *((name, word, "text", meaning) for name, (_, meaning) in NAMES.items() if named),
         (s.END_US, pa.int64(), "µs, trace clock", "end of the window after which this is predicted"),
         ("windows", pa.int64(), "count", "windows of the task up to there"),
         ("age_s", number, "s", "time from the task's first window to there"),

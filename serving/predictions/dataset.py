@@ -25,6 +25,7 @@ from reclaim.serving.answers.stateful import as_table
 from reclaim.serving.answers.stateless_table import answers_at
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.predictions.columns import flat
+from reclaim.serving.predictions.names import Names, has_names
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.schemas import Units
@@ -78,9 +79,10 @@ def predictions(
     Yields
     ------
     pyarrow.Table
-        At most ``ROW_GROUP_ROWS`` rows of ``columns.schema_of``.
+        At most ``ROW_GROUP_ROWS`` rows of ``columns.schema_of``, with names where the dataset has them.
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    named = Names(opened).added if has_names(opened) else None
     features.check_holds(related=model.bundle.related)
     portable = model.bundle.portable
     scorer = Scorer(model, features.folding.cell, THREADS, features.mean_limit if portable else None)
@@ -95,7 +97,7 @@ def predictions(
         asked = _Asked(scorer, features, margin_of_tier, ServingSettings(), every_window)
         with closing(pool.each(partial(_answered, asked), buckets)) as answered:
             for done, tables in zip(features.bucket_start[1:].tolist(), answered, strict=True):
-                yield from tables
+                yield from tables if named is None else map(named, tables)
                 if progress is not None:
                     progress(done / max(int(features.bucket_start[-1]), 1))
 

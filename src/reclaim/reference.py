@@ -107,7 +107,7 @@ def _predictions() -> list[str]:
         "level of the model, here 0.99 alone. The horizon is the model's; `--json` and the metadata of a parquet file "
         "name it.",
         "",
-        *_columns("columns of a file of predictions", schema_of((0.99,))),
+        *_columns("columns of a file of predictions", schema_of((0.99,), named=True)),
     ]
 
 

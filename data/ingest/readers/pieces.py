@@ -29,11 +29,14 @@ class PiecesWriter:
     folder : Path
     buckets : int
         1: rows need not be of tasks.
+    repeated : bool
+        Whether most rows are repeated, as the names in each window of a task: those that are near are kept once.
     """
 
-    def __init__(self, folder: Path, buckets: int) -> None:
+    def __init__(self, folder: Path, buckets: int, *, repeated: bool = False) -> None:
         self._folder = folder
         self._buckets = buckets
+        self._repeated = repeated
         self._at_once = min(max(_ROWS_OF_A_BUCKET * buckets, _FEWEST_ROWS), _MOST_ROWS)
         self._file: pa.ipc.RecordBatchFileWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
@@ -64,7 +67,10 @@ class PiecesWriter:
     def _spread(self) -> None:
         if not self._waiting:
             return
-        (whole,) = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+        table = pa.Table.from_batches(self._waiting)
+        if self._repeated:
+            table = table.group_by(table.column_names, use_threads=False).aggregate([])
+        (whole,) = table.combine_chunks().to_batches()
         self._waiting, self._n_waiting = [], 0
         if self._file is None:
             self._file = pa.ipc.new_file(str(self._folder / PIECES_FILE), whole.schema, options=_OPTIONS)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.series import _id_sql, load_mapping, shipped_mappings, task_id
@@ -110,6 +111,39 @@ def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tm
 def test_the_id_of_a_name_is_that_which_ingest_writes(name: str) -> None:
     found = duckdb.execute(f"SELECT {_id_sql('name')} FROM (SELECT ? AS name)", [name]).fetchone()
     assert found == (task_id(name),)
+
+
+def names_of(dataset: Dataset) -> list[tuple[Any, ...]]:
+    """Return workload, task, and the key of each row of names."""
+    rows = dataset.table("names").to_pylist()
+    return [(row[s.WORKLOAD], row[s.POD], row[s.COLLECTION_ID], row[s.INSTANCE_INDEX]) for row in rows]
+
+
+def test_the_names_of_tasks_are_kept_once_and_numbers_need_none(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\nweb-1,300,1\n17,300,1\nweb-1,600,2\n007,300,1\n")
+    (tmp_path / "in" / "b.csv").write_text("vm,t,used\nweb-1,900,1\nweb-2,300,1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    assert set(names_of(dataset)) == {(name, name, task_id(name), 0) for name in ("web-1", "web-2", "007")}
+    assert len(names_of(dataset)) == 3
+    assert dataset.n_windows == 6
+
+
+def test_the_names_of_collections_are_kept_with_those_of_their_tasks(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("service,vm,t,used\nshop,1,300,1\nshop,2,300,1\n5,6,300,1\n5,a,300,1\n")
+    mapping = given_mapping(tmp_path, 'collection = "service"' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    shop = task_id("shop")
+    assert set(names_of(dataset)) == {("shop", "1", shop, 1), ("shop", "2", shop, 2), ("5", "a", 5, task_id("a"))}
+
+
+def test_a_line_that_is_rejected_counts_once_though_names_are_read_from_it_too(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\nweb-1,300,1\nweb-1,600\nweb-2,300,lots\n,300,1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
+    assert sum(dataset.manifest["rejects"].values()) == 3
+    assert dataset.n_windows == 1
 
 
 def test_machines_priorities_and_classes_are_exact_integers(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from reclaim.data.core.engine import workers
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, ModelError, SchemaError, TraceError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.traces.series import task_id
 from reclaim.data.windows import VECTORS, Windows, concatenate
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
@@ -32,7 +34,7 @@ from reclaim.serving.models.loader import LoadedModel, load_model
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.predictions import dataset as predicted
 from reclaim.serving.predictions import job
-from reclaim.serving.predictions.columns import schema_of
+from reclaim.serving.predictions.columns import NAMES, schema_of
 from reclaim.serving.predictions.dataset import predictions
 from reclaim.serving.predictions.histories import histories_of, predict_histories
 from reclaim.serving.predictions.job import predict
@@ -135,6 +137,26 @@ def test_a_model_of_related_tasks_predicts_as_served_and_one_without_ignores_the
     answered = frame_of(predict_histories(related, histories_of(wide), cell=features.folding.cell))
     pd.testing.assert_frame_equal(file, answered, check_exact=True)
     assert not file.equals(narrow)
+
+
+def test_tasks_have_the_names_of_their_dataset(bundle_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rows = [f"{vm},{300 * k},{0.1 + k % 3 / 10}" for vm in ("web-1", "17", "db-2") for k in range(60)]
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["vm,t,used", *rows]))
+    mapping = tmp_path / "mapping.toml"
+    mapping.write_text(
+        'task = "vm"\ntime = "t"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "used"\ncpu_limit = 1.0\n'
+    )
+    made = ingest(tmp_path / "in", tmp_path / "out", IngestConfig(trace="series", mapping=str(mapping))).dataset
+    build_features(made, FeatureConfig())
+    report = predict(made.path, tmp_path / "p.parquet", model=str(bundle_folder), every_window=True)
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert table.schema.equals(schema_of(report.levels, named=True))
+    names = table.select([s.COLLECTION_ID, "workload", "task", "namespace"]).to_pylist()
+    expected = {(task_id(name), name, name, None) for name in ("web-1", "db-2")} | {(17, None, None, None)}
+    assert {tuple(row.values()) for row in names} == expected
+    bare = table.drop_columns([*NAMES])
+    assert bare.schema.equals(schema_of(report.levels))
 
 
 def test_both_formats_hold_the_same_numbers_and_the_same_bytes_each_time(
