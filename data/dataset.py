@@ -192,9 +192,7 @@ class Dataset:
             for batch in file.iter_batches(columns=[s.COLLECTION_ID, *names]):
                 collection = _integers(batch[s.COLLECTION_ID])
                 first = _run_starts(collection)
-                parts.append(np.stack([
-                    collection[first], *(_identities(batch[name])[first] for name in names)
-                ]))  # fmt: skip
+                parts.append(np.stack([collection[first], *(_identities(batch[name])[first] for name in names)]))
         found = np.concatenate(parts, axis=1)
         return Owners(*found[:, _run_starts(found[0])])  # a collection's tasks may be in two batches
 

@@ -79,9 +79,7 @@ class Tracker:
         Whether the model reads the features of related tasks, too.
     """
 
-    def __init__(
-        self, settings: ServingSettings, clock: CellClock, threads: int = 1, *, related: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1, *, related: bool = False) -> None:
         self._settings = settings
         self.clock, self.related = clock, related
         self._threads, self._slots = threads, Slots()

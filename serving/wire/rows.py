@@ -355,9 +355,7 @@ def _columns(kinds: dict[str, Kind], items: Sequence[Any]) -> Columns:
 def _complete(columns: Columns, kinds: dict[str, Kind], n: int) -> Columns:
     """Add absent columns, except vectors."""
     for name, kind in kinds.items():
-        if name in columns:
-            continue
-        if kind == "vector":
+        if name in columns or kind == "vector":
             continue
         if kind == "number":
             columns[name] = np.full(n, np.nan)
@@ -366,9 +364,7 @@ def _complete(columns: Columns, kinds: dict[str, Kind], n: int) -> Columns:
     return columns
 
 
-def _check_ranges(
-    columns: Columns, required: tuple[str, ...], good: NDArray[np.bool_], refusals: Refusals
-) -> None:  # fmt: skip
+def _check_ranges(columns: Columns, required: tuple[str, ...], good: NDArray[np.bool_], refusals: Refusals) -> None:
     """Refuse rows with a number out of range, or without a required one."""
     for name, values in columns.items():
         if values.ndim > 1:

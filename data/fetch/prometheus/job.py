@@ -231,8 +231,7 @@ def _fetch(
         if len(left) == len(starts):
             made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
             by_role = {one.metric.role: one.samples for one in made.found}
-            ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role,
-                   pieces=len(starts))  # fmt: skip
+            ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role, pieces=len(starts))
             report = replace(report, plan=made)
             if say is not None:
                 say(in_words(made))
