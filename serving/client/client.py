@@ -32,14 +32,7 @@ from reclaim.serving.wire.cell_schemas import (
 from reclaim.serving.wire.errors import UNAVAILABLE
 from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachineExplanation, MachinesAnswer
 from reclaim.serving.wire.readiness import Readiness
-from reclaim.serving.wire.schemas import (
-    ErrorBody,
-    ModelInfo,
-    ModelName,
-    ReservationRequest,
-    ReservationResponse,
-    Units,
-)
+from reclaim.serving.wire.schemas import ErrorBody, ModelInfo, ModelName, ReservationRequest, ReservationResponse, Units
 
 __all__ = ["About", "Client", "Readiness", "RefusedRowsError", "Reservations", "ServiceError", "Written"]
 

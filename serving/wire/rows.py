@@ -25,14 +25,7 @@ from reclaim.serving.wire.cell_schemas import (
     UsageRequest,
     UsageWindow,
 )
-from reclaim.serving.wire.errors import (
-    INVALID,
-    TOO_LARGE,
-    RequestError,
-    code_of,
-    error_from_validation,
-    parse_json,
-)
+from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError, code_of, error_from_validation, parse_json
 from reclaim.serving.wire.schemas import (
     LONGEST_WINDOW_US,
     MAX_AMOUNT,

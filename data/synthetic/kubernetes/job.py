@@ -19,13 +19,7 @@ from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.job import LONGEST_DAYS
 from reclaim.data.synthetic.kubernetes.cluster import DAY_S, GIB, pods, workloads
-from reclaim.data.synthetic.kubernetes.openmetrics import (
-    DayFiles,
-    cluster_lines,
-    owner_lines,
-    state_lines,
-    usage_lines,
-)
+from reclaim.data.synthetic.kubernetes.openmetrics import DayFiles, cluster_lines, owner_lines, state_lines, usage_lines
 from reclaim.data.synthetic.kubernetes.scrapes import TrueWindow, scrape, true_windows
 from reclaim.data.traces.history import moment_s
 

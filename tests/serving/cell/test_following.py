@@ -25,15 +25,7 @@ from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
-from tests.serving.cell_fixtures import (
-    Memory,
-    W,
-    assert_same_bits,
-    fact_rows,
-    loaded,
-    windows_of,
-    with_tasks_in_allocs,
-)
+from tests.serving.cell_fixtures import Memory, W, assert_same_bits, fact_rows, loaded, windows_of, with_tasks_in_allocs
 from tests.serving.kill_harness import made_up
 
 if TYPE_CHECKING:

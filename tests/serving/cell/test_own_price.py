@@ -23,14 +23,7 @@ from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import OnlineMargins
-from tests.serving.cell_fixtures import (
-    Memory,
-    assert_same,
-    assert_same_bits,
-    loaded,
-    told_by,
-    with_tasks_in_allocs,
-)
+from tests.serving.cell_fixtures import Memory, assert_same, assert_same_bits, loaded, told_by, with_tasks_in_allocs
 from tests.serving.kill_harness import made_up
 from tests.serving.writing.running import Service
 

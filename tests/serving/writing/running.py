@@ -28,12 +28,7 @@ from reclaim.serving.wire.errors import RequestError
 from reclaim.serving.writing import log_records, writer
 from reclaim.serving.writing.snapshotter import Snapshotter
 from reclaim.serving.writing.writer import Writer
-from tests.serving.cell_fixtures import (
-    Json,
-    fact_rows,
-    usage_rows,
-    windows_of,
-)
+from tests.serving.cell_fixtures import Json, fact_rows, usage_rows, windows_of
 
 SETTINGS = ServingSettings(stale_s=1e9, clock="trace")
 PATIENCE_S = 120

@@ -33,14 +33,7 @@ from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestErr
 from reclaim.serving.writing import log_records, queue, snapshotter, writer
 from reclaim.serving.writing.writer import Writer
 from reclaim.training.bundle import Bundle
-from tests.serving.cell_fixtures import (
-    W,
-    assert_same,
-    fact_rows,
-    loaded,
-    told_by,
-    windows_of,
-)
+from tests.serving.cell_fixtures import W, assert_same, fact_rows, loaded, told_by, windows_of
 from tests.serving.writing.running import (
     PATIENCE_S,
     SETTINGS,
