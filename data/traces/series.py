@@ -234,9 +234,7 @@ def series(mapping: SeriesMapping) -> Source:
         expression = "NULL" if raw is None else quoted(raw) if isinstance(raw, str) else repr(float(raw))
         return f"TRY_CAST({expression} AS {type_})"
 
-    numbers = [
-        s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
-    ]  # fmt: skip
+    numbers = [column for column in _MAPPED if column not in _INTEGERS]
     select = f"""
         {ids[0]} AS {s.COLLECTION_ID}, {ids[1]} AS {s.INSTANCE_INDEX},
         {start} AS {s.START_US}, {start} + {window_us} AS {s.END_US},
