@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from reclaim.data import schema as s
 from reclaim.data import windows as w
+from reclaim.data.core.arrays import is_first
 from reclaim.data.windows import Windows, identities
 from reclaim.serving.wire import arrow
 from reclaim.serving.wire.arrow import Columns, Kind
@@ -404,9 +405,9 @@ def _without_contradictions(usage: UsageRows) -> UsageRows:
     if (shared[1:] != shared[:-1]).all():
         return usage
     order = np.lexsort((np.arange(len(windows)), *name))
-    same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in name])
     first = np.empty(len(windows), np.int64)  # the row of the earliest window of that name
-    first[order] = order[np.maximum.accumulate(np.where(np.append(True, ~same), np.arange(len(order)), 0))]
+    begins = is_first(*(column[order] for column in name))
+    first[order] = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
     wrong = np.zeros(len(windows), np.bool_)
     for column in (*(getattr(windows, of) for of in w.COLUMNS if of != IN_ALLOC), usage.in_alloc):
         before = column[first]
