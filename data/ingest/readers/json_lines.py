@@ -115,7 +115,8 @@ def _read_fast(
     line = 1
     waiting: deque[Future[tuple[NDArray[np.uint8], Packed, NDArray[np.int64], int]]] = deque()
 
-    def finish() -> tuple[int, int]:
+    def finish() -> None:
+        nonlocal n, line
         block, packed, others, lines = waiting.popleft().result()
         writer.write(packed)
         for begin in range(0, len(others), _BATCH_LINES):
@@ -124,7 +125,7 @@ def _read_fast(
             )
         (others[:, 0] + line).tofile(left_numbers)
         blocks.append(block)
-        return len(others), lines
+        n, line = n + len(others), line + lines
 
     with (
         declined[0].open("wb") as left,
@@ -134,8 +135,7 @@ def _read_fast(
         for block in _blocks(file, blocks):
             waiting.append(pool.submit(read, block))
             while len(waiting) > stage.threads:
-                others, lines = finish()
-                n, line = n + others, line + lines
+                finish()
             if n > _MOST_DECLINED:
                 left.flush()
                 left_numbers.flush()
@@ -145,8 +145,7 @@ def _read_fast(
                     written.seek(0)
                     written.truncate()
         while waiting:
-            others, lines = finish()
-            n, line = n + others, line + lines
+            finish()
         left.flush()
         left_numbers.flush()
         if n:
