@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,7 +112,7 @@ class HistoryReport:
     received: int = 0
     transport: str = ""
     plan: Plan | None = None
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
 
 
 def fetch_history(

@@ -119,7 +119,6 @@ def _write(folder: Path, config: SyntheticHistoryConfig, progress: Callable[[flo
     start_s = past_s - round(config.days * DAY_S)
     size = max(config.machines * config.tasks_per_machine - config.machines, 1) / _CONTAINERS
     all_pods = list(pods(workloads(size), config.machines, start_s, past_s, rng))
-    windows: list[pa.Table] = []
     ends: list[tuple[str, str, str, float, str]] = []
     by_name: dict[tuple[str, str, str], list[Any]] = {}
     with DayFiles(folder, start_s, past_s) as files:
