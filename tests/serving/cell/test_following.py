@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.cell.following import Following, of_same
+from reclaim.serving.cell.task_record import key_of
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.schemas import Units
@@ -41,10 +41,6 @@ SLOTS = 30
 def cell() -> Cell:
     """Return a cell whose tasks come and go."""
     return made_up(tasks=40, slots=SLOTS, pieces=3)
-
-
-def key_of(windows: Windows) -> NDArray[np.int64]:
-    return np.column_stack([windows.collection_id, windows.instance_index])
 
 
 def served(bundle: Bundle, cell: Cell, settings: ServingSettings = SETTINGS, *, times: int = 1) -> Memory:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.size import CellSize
-from reclaim.serving.cell.task_record import TASK, UNKNOWN_TASK
+from reclaim.serving.cell.task_record import TASK, UNKNOWN_TASK, key_of
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, load_model
@@ -40,10 +39,6 @@ def builtin() -> Bundle:
 def slots() -> list[Windows]:
     """Return the windows of two and a half hours, slot by slot."""
     return [concatenate(pieces) for pieces in made_up(tasks=40, slots=30, pieces=3).slots]
-
-
-def key_of(windows: Windows) -> NDArray[np.int64]:
-    return np.column_stack([windows.collection_id, windows.instance_index])
 
 
 @pytest.mark.parametrize("told", [lambda windows: windows, with_tasks_in_allocs])
