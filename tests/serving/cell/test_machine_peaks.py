@@ -68,9 +68,7 @@ def margins(memory: Memory) -> MachineMargins:
 
 
 def state(memory: Memory) -> dict[str, NDArray[Any]]:
-    following = memory.tracker.following
-    assert following is not None
-    found = following.memory()
+    found = memory.following.memory()
     return {name.removeprefix("machines."): of for name, of in found.items() if name.startswith("machines.")}
 
 

@@ -63,9 +63,7 @@ def test_a_cell_is_served_as_it_is_replayed_at_a_price_that_moves_every_hour(tol
         for margin, of in zip(MARGIN_NAMES, found, strict=True):
             assert_same_bits(of.estimate.reservation, held[margin][first : first + len(part)], margin)
         first += len(part)
-    following = memory.tracker.following
-    assert following is not None
-    assert_same_bits(following.memory()["own"], replay.memory()["own"])
+    assert_same_bits(memory.following.memory()["own"], replay.memory()["own"])
     begun = {(p.margin, p.tier, p.resource): p.start for p in cell_prices(memory.tracker.prices)}
     assert begun["baseline", "unknown", "cpu"] > begun["aggressive", "unknown", "cpu"]
     assert begun["aggressive", "unknown", "cpu"] != builtin().prices["aggressive"].value[0]
