@@ -116,16 +116,8 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
     problems = _problems(raw)
     if problems:
         raise ConfigError(f"mapping {name_or_path}: {'; '.join(problems)}")
-    return SeriesMapping(
-        task=raw["task"],
-        time=raw["time"],
-        time_unit=raw.get("time_unit", "s"),
-        window_s=raw["window_s"],
-        columns=raw["columns"],
-        files=tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz"))),
-        text=text,
-        collection=raw.get("collection"),
-    )
+    files = tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz")))
+    return SeriesMapping(**{"time_unit": "s", **raw, "files": files, "text": text})
 
 
 def _problems(raw: dict[str, Any]) -> list[str]:
