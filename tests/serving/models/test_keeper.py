@@ -26,6 +26,7 @@ from reclaim.training.bundle import BUNDLE_FILE, Bundle, save_bundle
 from reclaim.training.tracking.aliases import RegistryReader
 from reclaim.training.tracking.client import store_client
 from reclaim.training.tracking.runs import fetch_bundle
+from tests.serving.patience import soon
 
 pytestmark = pytest.mark.slow  # MLflow is imported, and a store made: four seconds before the first test
 
@@ -505,7 +506,7 @@ def test_the_thread_follows_by_itself_until_it_is_closed(registry: Registry, mon
     keeper = registry.keeper(watch_s=0.05)
     keeper.watch()
     registry.point("champion", "2")
-    _wait(lambda: keeper.served.version == "2")
+    soon(lambda: keeper.served.version == "2")
     keeper.close()
     assert keeper._watcher is not None
     assert not keeper._watcher.is_alive()
@@ -525,7 +526,7 @@ def test_a_watcher_that_has_ended_is_reported(registry: Registry) -> None:
     registry.refuse = fault
     registry.point("champion", "2")
     keeper.watch()
-    _wait(lambda: keeper.status().registry == "unreachable: the thread that asks it has ended; see the log")
+    soon(lambda: keeper.status().registry == "unreachable: the thread that asks it has ended; see the log")
     assert keeper.served.version == "1"
 
 
@@ -537,17 +538,10 @@ def test_a_registry_that_does_not_answer_blocks_only_the_watcher(
         _point_at(f"http://me:secret@127.0.0.1:{hung.getsockname()[1]}", monkeypatch)
         keeper = registry.keeper(bundle=bundle_folder, model_version="7", watch_s=0.05)
         keeper.watch()
-        _wait(lambda: keeper.status().registry.startswith("unreachable: no answer for "))
-        _wait(lambda: keeper._registry.startswith("unreachable: "))
+        soon(lambda: keeper.status().registry.startswith("unreachable: no answer for "))
+        soon(lambda: keeper._registry.startswith("unreachable: "))
         assert "secret" not in keeper._registry
         assert (keeper.served.version, keeper.status().from_disk) == ("7", False)
         keeper.close()
         assert keeper._watcher is not None
         keeper._watcher.join(10)
-
-
-def _wait(until: Callable[[], bool], most_s: float = 120.0) -> None:
-    end = time.monotonic() + most_s
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.01)
