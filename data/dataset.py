@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data import windows as w
 from reclaim.data.columns import flags_of, values_of, whole
+from reclaim.data.core.arrays import is_first
 from reclaim.data.core.stores.places import arrow_place, content_of, home_of, in_store, location, reached
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 
@@ -192,9 +193,7 @@ class Dataset:
             for batch in file.iter_batches(columns=[s.COLLECTION_ID, *names]):
                 collection = _integers(batch[s.COLLECTION_ID])
                 first = _run_starts(collection)
-                parts.append(np.stack([
-                    collection[first], *(_identities(batch[name])[first] for name in names)
-                ]))  # fmt: skip
+                parts.append(np.stack([collection[first], *(_identities(batch[name])[first] for name in names)]))
         found = np.concatenate(parts, axis=1)
         return Owners(*found[:, _run_starts(found[0])])  # a collection's tasks may be in two batches
 
@@ -389,7 +388,7 @@ def _vectors(column: pa.ListArray, name: str) -> tuple[NDArray[np.bool_] | slice
 
 def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the first row of each run of equal values."""
-    return np.flatnonzero(np.concatenate([[len(values) > 0], values[1:] != values[:-1]]))
+    return np.flatnonzero(is_first(values))
 
 
 def _identities(column: pa.DictionaryArray) -> NDArray[np.int64]:

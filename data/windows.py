@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema
+from reclaim.data.core.arrays import is_first
 from reclaim.data.schema import PERCENTILES, RESOURCES, TAIL_PERCENTILES, UNKNOWN_ID
 
 CHANNELS: Final = (
@@ -137,12 +138,7 @@ class Windows:
 
     @cached_property  # asked for ten times of a bucket
     def _task_starts(self) -> NDArray[np.int64]:
-        n = len(self)
-        if n == 0:
-            return np.zeros(1, np.int64)
-        collection, instance = self.collection_id, self.instance_index
-        change = (collection[1:] != collection[:-1]) | (instance[1:] != instance[:-1])
-        return np.concatenate([[0], np.flatnonzero(change) + 1, [n]]).astype(np.int64)
+        return np.append(np.flatnonzero(is_first(self.collection_id, self.instance_index)), len(self))
 
     def task_numbers(self) -> NDArray[np.int64]:
         """Return for each row the position of its task, 0 for the first; shape (n,). Same assumption."""

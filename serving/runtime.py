@@ -22,7 +22,7 @@ from reclaim.serving.monitoring.metrics import Metrics, machine_margins_shown, m
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
 from reclaim.serving.warm_up import warm_up
-from reclaim.serving.wire.cell_schemas import CellPrice, MachineMargin, StateInfo
+from reclaim.serving.wire.cell_schemas import StateInfo
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import Units
 from reclaim.serving.writing.queue import SmallCallMonitor
@@ -129,8 +129,8 @@ class Runtime:
             waiting=self.writer.waiting,
             follows=self.settings.follow,
             advice=self._advice(),
-            prices=self._cell_prices(),
-            machine_margins=self._machine_margins(),
+            prices=cell_prices(tracker.prices) if self.writer.state == "ok" else [],
+            machine_margins=machine_margins(tracker.prices.machines) if self.writer.state == "ok" else [],
         )
 
     def _advice(self) -> list[str]:
@@ -143,12 +143,6 @@ class Runtime:
         days = (self.tracker.clock_us - begun_us) / DAY_US
         advice = worth_training(days, len(self.tracker))
         return [] if advice is None else [advice]
-
-    def _cell_prices(self) -> list[CellPrice]:
-        return cell_prices(self.tracker.prices) if self.writer.state == "ok" else []
-
-    def _machine_margins(self) -> list[MachineMargin]:
-        return machine_margins(self.tracker.prices.machines) if self.writer.state == "ok" else []
 
     @property
     def _store_status(self) -> str:

@@ -55,10 +55,6 @@ def _end_with_the_server() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _metrics() -> str:
-    return _runtime().metrics.text()
-
-
 _api: Final = routes(_runtime)
 
 
@@ -68,7 +64,7 @@ _api: Final = routes(_runtime)
     metrics={"enabled": False},  # a dozen series for each path asked for, every task's too, for ever
 )  # fmt: skip
 @bentoml.asgi_app(_api, path=PREFIX)
-@bentoml.asgi_app(page_app(_api, PREFIX, _metrics), path="/")  # replaces BentoML's own page
+@bentoml.asgi_app(page_app(_api, PREFIX, lambda: _runtime().metrics.text()), path="/")  # replaces BentoML's own page
 class ReservationService:
     """Reservations, peak predictions and out-of-memory probabilities from recent usage."""
 

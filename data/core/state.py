@@ -40,6 +40,11 @@ def _layout(array: NDArray[Any]) -> object:
     return array.shape[1:], array.dtype.itemsize, named
 
 
+def part_of(memory: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in memory.items() if name.startswith(prefix)}
+
+
 def state_of(made_by: str, memory: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return copies of all arrays, each field of a structured one under ``name.field``."""
     state: dict[str, NDArray[Any]] = {MADE_BY: np.array(made_by)}

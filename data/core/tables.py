@@ -73,23 +73,14 @@ class Table:
         A table wider than ``width`` comes in parts, one below the other; each begins with the first columns, which name
         the rows.
         """
-        parts = (self.of(columns)._lines("  ", lambda widths: ["  ".join("-" * w for w in widths)])
-                 for columns in self._parts(width))  # fmt: skip
+        parts = (self.of(columns)._lines("  ", lambda width, _: "-" * width) for columns in self._parts(width))
         text = "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in parts)
         return f"{self.caption}\n{text}\n" if self.caption else f"{text}\n"
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it."""
-        right = [not self.is_text(i) for i in range(len(self.columns))]
-
-        def rule(widths: Sequence[int]) -> list[str]:
-            return [
-                "| "
-                + " | ".join("-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True))
-                + " |"
-            ]
-
-        return "\n".join(f"| {line} |" if i != 1 else line for i, line in enumerate(self._lines(" | ", rule))) + "\n"
+        lines = self._lines(" | ", lambda width, right: "-" * (width - 1) + (":" if right else "-"))
+        return "".join(f"| {line} |\n" for line in lines)
 
     def is_text(self, column: int) -> bool:
         """Return whether a column holds text, which is aligned to the left."""
@@ -112,7 +103,8 @@ class Table:
             parts[-1] = [*parts[-1], k]
         return parts
 
-    def _lines(self, separator: str, rule: Callable[[Sequence[int]], list[str]]) -> list[str]:
+    def _lines(self, separator: str, rule: Callable[[int, bool], str]) -> list[str]:
+        """Return the lines; ``rule`` gives what stands below a heading, by the column's width and its alignment."""
         cells = self.as_strings()
         widths = [max(2, *(len(row[i]) for row in [list(self.columns), *cells])) for i in range(len(self.columns))]
         right = [not self.is_text(i) for i in range(len(self.columns))]
@@ -121,7 +113,7 @@ class Table:
             padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
             return separator.join(padded)
 
-        return [line(self.columns), *rule(widths), *(line(row) for row in cells)]
+        return [line(self.columns), line(list(map(rule, widths, right))), *(line(row) for row in cells)]
 
 
 def show(value: Cell, *, percent: bool = False) -> str:

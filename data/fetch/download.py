@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from reclaim.data.core.files import file_sha256
+from reclaim.data.core.files import file_sha256, partial_of
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.ledger import Ledger
 
@@ -165,7 +165,7 @@ class Downloader:
         """
         path = self._folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
+        partial = partial_of(path)
 
         def attempt() -> None:
             begun = self._receive(file, partial)

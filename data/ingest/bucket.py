@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.columns import array_of, flags_of, values_of
+from reclaim.data.core.arrays import is_first
 from reclaim.data.core.duck import connect, literal
 from reclaim.data.core.files import write_json
 from reclaim.data.core.parquet import TableWriter
@@ -159,7 +160,7 @@ def _ranges(
         return
     tasks = np.concatenate([_tasks_of(rows, layout) for rows in read_chunks(folders, layout, bucket)])
     tasks = tasks[np.lexsort((tasks[:, 1], tasks[:, 0]))]
-    starts = np.flatnonzero(np.concatenate([[True], (np.diff(tasks, axis=0) != 0).any(axis=1)]))
+    starts = np.flatnonzero(is_first(*tasks.T))
     cuts: list[_Range | None] = [None]
     begin = 0
     for start, end in zip(starts.tolist(), [*starts.tolist()[1:], len(tasks)], strict=True):
@@ -168,10 +169,8 @@ def _ranges(
             begin = start
     del tasks
     for first, past in zip(cuts, [*cuts[1:], None], strict=True):
-        found = []
-        for rows in read_chunks(folders, layout, bucket):
-            found.append(rows[_within(_tasks_of(rows, layout), first, past)])
-        yield first, past, np.concatenate(found)
+        chunks = read_chunks(folders, layout, bucket)
+        yield first, past, np.concatenate([rows[_within(_tasks_of(rows, layout), first, past)] for rows in chunks])
 
 
 def _tasks_of(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
@@ -209,15 +208,12 @@ def _order_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
     """Return the order of rows by task, start and end; of rows equal in these, only the first by their words."""
     keys = [layout.integer(rows, name) for name in (s.END_US, s.START_US, s.INSTANCE_INDEX, s.COLLECTION_ID)]
     order: NDArray[np.int64] = np.lexsort(keys)
-    same = np.ones(max(len(rows) - 1, 0), np.bool_)
-    for key in keys:
-        same &= key[order[1:]] == key[order[:-1]]
-    if not same.any():
+    first = is_first(*(key[order] for key in keys))
+    if first.all():
         return order
-    run = np.concatenate([[0], np.cumsum(~same)])  # rows equal in their key share a number
     words = [rows[order, k] for k in range(layout.words - 1, -1, -1)]
-    by_words = order[np.lexsort([*words, run])]
-    return np.asarray(by_words[np.concatenate([[True], ~same])], np.int64)
+    by_words = order[np.lexsort([*words, np.cumsum(first)])]  # rows equal in their key share a number
+    return np.asarray(by_words[first], np.int64)
 
 
 def _usage(job: BucketJob, usage: pa.Table, schema: pa.Schema, events: pa.Table) -> pa.Table:

@@ -11,9 +11,6 @@ from reclaim.data.survey import tasks as survey_tasks
 from reclaim.data.survey import usage as survey_usage
 from reclaim.data.survey.query import Tables, open_tables
 
-_MEMORY_LIMIT_MIB: Final = 512
-"""Memory of the query engine before it spills to disk; the rest of the process needs little."""
-
 
 def survey(dataset: Dataset) -> dict[str, Any]:
     """Return the facts of a dataset, ready for JSON.
@@ -27,7 +24,7 @@ def survey(dataset: Dataset) -> dict[str, Any]:
         ``head``, ``span``, ``tiers``, ``used_of_limits``, ``usage_of_limit``, ``timeline``, ``missing``, ``windows``,
         ``tasks``, ``events``, ``collections``, ``machines``, ``quality``.
     """
-    with open_tables(dataset, _MEMORY_LIMIT_MIB) as tables:
+    with open_tables(dataset) as tables:
         span = survey_machines.span(tables)
         timeline = survey_machines.timeline(tables, span["first_us"], span["last_us"])
         survey_tasks.make_task_facts(tables)

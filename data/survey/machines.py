@@ -8,14 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.survey.query import (
-    HOUR_US,
-    IN_TRACE,
-    Tables,
-    percentiles,
-    ratio,
-    rounded,
-)
+from reclaim.data.survey.query import HOUR_US, IN_TRACE, Tables, percentiles, ratio, rounded
 from reclaim.data.survey.tasks import MACHINE_EVENT_NAMES
 from reclaim.data.survey.usage import LIMIT, MEAN, TOP_LEVEL
 

@@ -24,6 +24,8 @@ KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
 IN_TRACE: Final = f"{s.TIME_US} > {s.BEFORE_TRACE_US} AND {s.TIME_US} < {s.AFTER_TRACE_US}"
 """SQL: condition that an event's time is a time and not one of the two flags."""
 HOUR_US: Final = 3_600_000_000
+_MEMORY_LIMIT_MIB: Final = 512
+"""Memory of the query engine before it spills to disk; the rest of the process needs little."""
 _DAMAGED: Final = (duckdb.IOException, duckdb.InvalidInputException)
 """Errors of the query engine when a file of a dataset is missing or cannot be read."""
 _OF_LIBRARY: Final = "Traceback"
@@ -92,7 +94,7 @@ class Tables:
 
 
 @contextmanager
-def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
+def open_tables(dataset: Dataset) -> Iterator[Tables]:
     """Open a dataset's tables in an engine that spills to a temporary folder instead of growing.
 
     Raises
@@ -105,7 +107,7 @@ def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
         The disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="reclaim-") as spill:
-        connection = connect(memory_limit_mib, Path(spill))
+        connection = connect(_MEMORY_LIMIT_MIB, Path(spill))
         if in_store(dataset.path):
             connection.register_filesystem(opened(dataset.path)[0])
         try:

@@ -7,15 +7,7 @@ from typing import Any, Final
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.oom import oom_columns, oom_events
-from reclaim.data.survey.query import (
-    HOUR_US,
-    IN_TRACE,
-    KEY,
-    Tables,
-    percentiles,
-    ratio,
-    rounded,
-)
+from reclaim.data.survey.query import HOUR_US, IN_TRACE, KEY, Tables, percentiles, ratio, rounded
 
 EVENT_NAMES: Final = {code: name for name, code in vars(s.EventType).items() if isinstance(code, int)}
 MACHINE_EVENT_NAMES: Final = {code: name for name, code in vars(s.MachineEventType).items() if isinstance(code, int)}

@@ -7,14 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from reclaim.data import schema as s
-from reclaim.data.survey.query import (
-    HOUR_US,
-    Tables,
-    percentiles,
-    ratio,
-    rounded,
-    tier_name,
-)
+from reclaim.data.survey.query import HOUR_US, Tables, percentiles, ratio, rounded, tier_name
 
 MEAN: Final = {"cpu": s.CPU_MEAN, "memory": s.MEMORY_MEAN}
 LIMIT: Final = {"cpu": s.CPU_LIMIT, "memory": s.MEMORY_LIMIT}

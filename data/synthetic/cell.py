@@ -15,14 +15,7 @@ from reclaim.data.schema import TIERS, EventType, MachineEventType
 from reclaim.data.synthetic.journal import Journal
 from reclaim.data.synthetic.machines import Machines, absences, machine_capacities
 from reclaim.data.synthetic.movement import SharedMovement
-from reclaim.data.synthetic.shapes import (
-    MON,
-    PROD,
-    FloatArray,
-    IntArray,
-    SimulatedWindows,
-    rounded,
-)
+from reclaim.data.synthetic.shapes import MON, PROD, FloatArray, IntArray, SimulatedWindows, rounded
 from reclaim.data.synthetic.usage import PER_DAY, UsageModel
 from reclaim.data.synthetic.workload import (
     BATCH_FAILS,

@@ -252,13 +252,5 @@ def _write_truth(writer: pq.ParquetWriter, truth: list[tuple[int, int, int, str]
 
 
 def _report(out: Path, manifest: dict[str, Any], *, wrote: bool) -> SyntheticCellReport:
-    return SyntheticCellReport(
-        out=out,
-        options=manifest["options"],
-        rows=manifest["rows"],
-        files=sum(manifest["shards"].values()),
-        ends=manifest["ends"],
-        collections=manifest["collections"],
-        tasks=manifest["tasks"],
-        wrote=wrote,
-    )
+    told = {name: manifest[name] for name in ("options", "rows", "ends", "collections", "tasks")}
+    return SyntheticCellReport(out=out, files=sum(manifest["shards"].values()), wrote=wrote, **told)

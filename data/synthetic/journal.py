@@ -10,14 +10,7 @@ import numpy as np
 
 from reclaim.data import schema as s
 from reclaim.data.schema import EventType
-from reclaim.data.synthetic.google_v3_writer import (
-    ATTRIBUTES,
-    COLLECTIONS,
-    INSTANCES,
-    MACHINES,
-    US_PER_S,
-    resources,
-)
+from reclaim.data.synthetic.google_v3_writer import ATTRIBUTES, COLLECTIONS, INSTANCES, MACHINES, US_PER_S, resources
 from reclaim.data.synthetic.shapes import BEB, FloatArray, IntArray, SimulatedWindows, resource_code
 from reclaim.data.synthetic.workload import (
     CAUSES,

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reclaim.data.synthetic.shapes import PROD, FloatArray, IntArray, rounded
-from reclaim.data.synthetic.workload import (
-    DAY_S,
-    EVICT_PRIORITY,
-    RUNNING,
-    WINDOW_S,
-    TaskArray,
-    end_run,
-)
+from reclaim.data.synthetic.workload import DAY_S, EVICT_PRIORITY, RUNNING, WINDOW_S, TaskArray, end_run
 
 # Machine shapes (CPU, memory; fractions of the largest machine) and their shares: assumed, after the few shapes that
 # the v3 traces report.

@@ -16,16 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reclaim.data.synthetic.movement import SharedMovement
-from reclaim.data.synthetic.shapes import (
-    CPU_RATIO,
-    MEMORY_RATIO,
-    MON,
-    PROD,
-    FloatArray,
-    IntArray,
-    read_table,
-    rounded,
-)
+from reclaim.data.synthetic.shapes import CPU_RATIO, MEMORY_RATIO, MON, PROD, FloatArray, IntArray, read_table, rounded
 
 TRACE_START_S = 600
 WINDOW_S = 300

@@ -8,17 +8,7 @@ from typing import Final
 
 from reclaim.data import schema as s
 from reclaim.data.core.duck import fits_sql, mismatch
-from reclaim.data.traces.alibaba_2017_columns import (
-    IDS,
-    LAST_S,
-    codes,
-    columns,
-    files,
-    ids,
-    nothing,
-    possible,
-    seconds,
-)
+from reclaim.data.traces.alibaba_2017_columns import IDS, LAST_S, codes, columns, files, ids, nothing, possible, seconds
 from reclaim.data.traces.source import RawTable, good, measured, present
 
 CPU_PER_CORE: Final = 100

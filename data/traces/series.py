@@ -116,16 +116,8 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
     problems = _problems(raw)
     if problems:
         raise ConfigError(f"mapping {name_or_path}: {'; '.join(problems)}")
-    return SeriesMapping(
-        task=raw["task"],
-        time=raw["time"],
-        time_unit=raw.get("time_unit", "s"),
-        window_s=raw["window_s"],
-        columns=raw["columns"],
-        files=tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz"))),
-        text=text,
-        collection=raw.get("collection"),
-    )
+    files = tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz")))
+    return SeriesMapping(**{"time_unit": "s", **raw, "files": files, "text": text})
 
 
 def _problems(raw: dict[str, Any]) -> list[str]:
@@ -240,9 +232,7 @@ def series(mapping: SeriesMapping) -> Source:
         expression = "NULL" if raw is None else quoted(raw) if isinstance(raw, str) else repr(float(raw))
         return f"TRY_CAST({expression} AS {type_})"
 
-    numbers = [
-        s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
-    ]  # fmt: skip
+    numbers = [column for column in _MAPPED if column not in _INTEGERS]
     select = f"""
         {ids[0]} AS {s.COLLECTION_ID}, {ids[1]} AS {s.INSTANCE_INDEX},
         {start} AS {s.START_US}, {start} + {window_us} AS {s.END_US},

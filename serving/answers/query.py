@@ -83,9 +83,7 @@ def page_of(query: CellQuery, tracker: Tracker, key: NDArray[np.int64] | None, *
     return Page(names[start:stop], None, following)
 
 
-def machines_from(
-    machine: NDArray[np.int64], after: int | None, page_size: int
-) -> tuple[list[int], str | None]:  # fmt: skip
+def machines_from(machine: NDArray[np.int64], after: int | None, page_size: int) -> tuple[list[int], str | None]:
     """Return the machines of a page behind a cursor, and the next cursor; machine ascending, shape (m,)."""
     start = 0 if after is None else int(np.searchsorted(machine, after, "right"))
     page = machine[start : start + page_size].tolist()

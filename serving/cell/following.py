@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT, code_field
 from reclaim.data.core.parallel import in_parts
+from reclaim.data.core.state import part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
@@ -199,8 +200,7 @@ class Following:
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Go on from saved arrays; ``ConfigError`` where other code made them."""
         self._online.recall(memory)
-        machines = {name.removeprefix(_MACHINES): of for name, of in memory.items() if name.startswith(_MACHINES)}
-        self._machines.recall(machines)
+        self._machines.recall(part_of(memory, _MACHINES))
         self.prices = self._moved()
 
     @property

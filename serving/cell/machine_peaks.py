@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import blank_rows, copy_of, room_for
 from reclaim.data.core.jit import LENT, code_field
-from reclaim.data.core.state import adopt
+from reclaim.data.core.state import adopt, part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.registry import SLOT_S
@@ -320,12 +320,8 @@ class MachinePeaks:
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Go on from copies of ``memory``, to the bit; ``ConfigError`` where other code made it."""
         found = {name: copy_of(adopt(name, array, memory)) for name, array in self.memory().items()}
-
-        def part(prefix: str) -> dict[str, NDArray[Any]]:
-            return {name.removeprefix(prefix): array for name, array in found.items() if name.startswith(prefix)}
-
-        self._online.recall(part("online."))
-        self._tasks, self._machines, self._ring = found["tasks"], part("machine."), part("ring.")
+        self._online.recall(part_of(found, "online."))
+        self._tasks, self._machines, self._ring = found["tasks"], part_of(found, "machine."), part_of(found, "ring.")
         self._n_tasks, self._n_machines = len(self._tasks), len(self._machines["id"])
         self._index()
         self.margins = self._published()

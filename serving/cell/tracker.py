@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.core.arrays import copy_of, room_for
 from reclaim.data.core.parallel import in_pieces
+from reclaim.data.core.state import part_of
 from reclaim.data.errors import ConfigError, StoreError
 from reclaim.data.windows import Windows, with_demand, with_p90_alone
 from reclaim.features.fold.live import TolerantState
@@ -78,9 +79,7 @@ class Tracker:
         Whether the model reads the features of related tasks, too.
     """
 
-    def __init__(
-        self, settings: ServingSettings, clock: CellClock, threads: int = 1, *, related: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1, *, related: bool = False) -> None:
         self._settings = settings
         self.clock, self.related = clock, related
         self._threads, self._slots = threads, Slots()
@@ -451,24 +450,20 @@ class Tracker:
         StoreError
             They are incomplete.
         """
-
-        def part(prefix: str) -> dict[str, NDArray[Any]]:
-            return {name.removeprefix(prefix): array for name, array in memory.items() if name.startswith(prefix)}
-
         try:
             if memory["tasks"].dtype != TASK or memory["x"].shape[1:] != self._x.shape[1:]:
                 raise StoreError(
                     "the state was saved by another release or for a model of other features; start afresh with "
                     "another --state folder"
                 )
-            self._state.recall(part("state."))
-            self._slots.recall(part("slots."))
+            self._state.recall(part_of(memory, "state."))
+            self._slots.recall(part_of(memory, "slots."))
             self._tasks, self._x = memory["tasks"], memory["x"]
-            self._ended.recall(part("ended."))
+            self._ended.recall(part_of(memory, "ended."))
             self._opted_out = memory["opted_out"].copy()
             self.clock.move(int(memory["clock_us"][0]))
             self.size.recall(memory["size"])
-            self._recall_prices(part("following."))
+            self._recall_prices(part_of(memory, "following."))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
 

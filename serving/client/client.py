@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
 from reclaim.serving.client.transport import RefusedRowsError, ServiceError, Transport
-from reclaim.serving.wire.arrow import MEDIA_TYPE, write_table
+from reclaim.serving.wire.arrow import MEDIA_TYPE, read_stream, write_table
 from reclaim.serving.wire.cell_schemas import (
     AnswerFor,
     CellAnswer,
@@ -32,14 +32,7 @@ from reclaim.serving.wire.cell_schemas import (
 from reclaim.serving.wire.errors import UNAVAILABLE
 from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachineExplanation, MachinesAnswer
 from reclaim.serving.wire.readiness import Readiness
-from reclaim.serving.wire.schemas import (
-    ErrorBody,
-    ModelInfo,
-    ModelName,
-    ReservationRequest,
-    ReservationResponse,
-    Units,
-)
+from reclaim.serving.wire.schemas import ErrorBody, ModelInfo, ModelName, ReservationRequest, ReservationResponse, Units
 
 __all__ = ["About", "Client", "Readiness", "RefusedRowsError", "Reservations", "ServiceError", "Written"]
 
@@ -269,8 +262,7 @@ class Client:
         """Return all machines at one moment, a row each; the schema's metadata has model, horizon, units and clock."""
         response = self._send("GET", "/v1/machines", arrow=True)
         try:
-            with pa.ipc.open_stream(pa.py_buffer(response.content)) as reader:
-                return reader.read_all()
+            return read_stream(response.content)
         except pa.ArrowException as error:
             message = "the answer is not a table of machines: is the service of another release?"
             raise ServiceError(message, 200) from error
@@ -336,8 +328,7 @@ def _read(model: type[_Model], content: bytes) -> _Model:
 
 def _reservations(response: httpx.Response) -> Reservations:
     try:
-        with pa.ipc.open_stream(pa.py_buffer(response.content)) as reader:
-            table = reader.read_all()
+        table = read_stream(response.content)
         said = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
         write = _read(WriteAnswer, said["write"].encode()) if "write" in said else None
         errors = [ErrorBody.model_validate(error, extra="ignore") for error in json.loads(said.get("errors", "[]"))]

@@ -25,8 +25,9 @@ from reclaim.data.fetch.prometheus.live import LiveReader
 from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
+from reclaim.data.traces.kubernetes.fold import TaskKey
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
-from reclaim.data.traces.kubernetes.live import LiveFold, Slot, TaskKey
+from reclaim.data.traces.kubernetes.live import LiveFold, Slot
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import check_out, with_names, write_named

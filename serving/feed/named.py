@@ -14,8 +14,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import replaced_file
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.traces.kubernetes.fold import Task
-from reclaim.data.traces.kubernetes.live import TaskKey
+from reclaim.data.traces.kubernetes.fold import Task, TaskKey
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 
 SUFFIXES: Final = (".csv", ".parquet", ".prom")

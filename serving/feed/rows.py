@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reclaim.data import schema as s
-from reclaim.data.traces.kubernetes.fold import Task
-from reclaim.data.traces.kubernetes.live import Slot, TaskKey
+from reclaim.data.traces.kubernetes.fold import Task, TaskKey
+from reclaim.data.traces.kubernetes.live import Slot
 from reclaim.serving.wire.rows import ENDED_US, FAILED_US, IN_ALLOC, LOGICAL_NAME, USAGE_COLUMNS, USER
 
 _OF_TASK: Final = (USER, LOGICAL_NAME, IN_ALLOC)

@@ -71,9 +71,7 @@ class LargeAnswers:
 class _LargeAnswer(Response):
     """A response that is made when it is sent, and holds its place until it is read or its client has left."""
 
-    def __init__(
-        self, places: asyncio.Semaphore, make: Callable[[threading.Event], Awaitable[Response]]
-    ) -> None:  # fmt: skip
+    def __init__(self, places: asyncio.Semaphore, make: Callable[[threading.Event], Awaitable[Response]]) -> None:
         super().__init__()
         self._places, self._make = places, make
 

@@ -11,13 +11,7 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.tracking import references
 from reclaim.training.tracking.aliases import give_up_soon
-from reclaim.training.tracking.references import (
-    BUILTIN_FOLDER,
-    LOCAL_VERSION,
-    ModelLocation,
-    builtin_model,
-    is_folder,
-)
+from reclaim.training.tracking.references import BUILTIN_FOLDER, LOCAL_VERSION, ModelLocation, builtin_model, is_folder
 
 if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle

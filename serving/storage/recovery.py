@@ -30,10 +30,10 @@ class Found:
     """Content of the folder, read before anything in it is changed."""
 
     manifest: Manifest | None = None
-    arrays: Arrays | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays | None = None  # those of the snapshot; they may be large: the caller clears them after use
+    facts: dict[str, Any] = field(default_factory=dict)  # saved with the arrays
     log: list[Scan] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # a sentence for each damaged file and what was done about it
     damaged: list[str] = field(default_factory=list)  # problems of snapshots
     gap: str | None = None  # problem of the log
     aside: list[Path] = field(default_factory=list)  # files that cannot be used

@@ -20,14 +20,7 @@ from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import blank_records
-from reclaim.data.core.files import (
-    discard_folder,
-    partial_of,
-    recover_folder,
-    replace_folder,
-    retired_of,
-    sync_folder,
-)
+from reclaim.data.core.files import discard_folder, partial_of, recover_folder, replace_folder, retired_of, sync_folder
 from reclaim.data.errors import StoreError
 from reclaim.serving.storage.log_format import FORMAT, reason
 

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,30 +17,11 @@ from reclaim.data.core.files import sync_folder, take_lock
 from reclaim.data.errors import StoreError
 from reclaim.serving.storage import log_format, snapshot
 from reclaim.serving.storage.log_format import Record
-from reclaim.serving.storage.recovery import Arrays, Found, recover
+from reclaim.serving.storage.recovery import Found, recover
 from reclaim.serving.storage.segment import Payload, Segment
 from reclaim.serving.storage.snapshot import Manifest
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Recovered:
-    """Content of the folder on opening.
-
-    Attributes
-    ----------
-    arrays : dict of str to array, or None
-        Those of the snapshot; None where there is none. They may be large: the caller clears them after use.
-    facts : dict
-        Saved with the arrays.
-    notes : list of str
-        A sentence for each damaged or unfinished file, and what was done about it.
-    """
-
-    arrays: Arrays | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,7 +42,7 @@ class Store:
 
     Attributes
     ----------
-    recovered : Recovered
+    recovered : Found
         The snapshot and notes found on opening; ``records`` gives the log since.
     snapshot_bytes : int
         Size of the arrays of the newest snapshot.
@@ -69,7 +50,7 @@ class Store:
 
     def __init__(self, folder: Path, lock: int, state_version: int, sync: bool, found: Found, segment: Segment) -> None:
         self.folder = folder
-        self.recovered = Recovered(found.arrays, found.facts, found.notes)
+        self.recovered = found
         self.snapshot_bytes = 0 if found.manifest is None else found.manifest.bytes
         self._lock_fd, self._state_version, self._durable = lock, state_version, sync
         self._since, self._log, self._segment = found.sequence, found.log, segment

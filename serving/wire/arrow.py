@@ -91,6 +91,12 @@ def write_table(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
+def read_stream(content: bytes | memoryview) -> pa.Table:
+    """Return the table in a stream that ``write_table`` made; ``read_table`` checks those of others."""
+    with pa.ipc.open_stream(pa.py_buffer(content)) as reader:
+        return reader.read_all()
+
+
 def columns_of(table: pa.Table, kinds: Mapping[str, Kind], lengths: Mapping[str, int]) -> Columns:
     """Return each column as an array, shape (n,) or, for vectors, (n, length).
 

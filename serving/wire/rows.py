@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from reclaim.data import schema as s
 from reclaim.data import windows as w
+from reclaim.data.core.arrays import is_first
 from reclaim.data.windows import Windows, identities
 from reclaim.serving.wire import arrow
 from reclaim.serving.wire.arrow import Columns, Kind
@@ -25,14 +26,7 @@ from reclaim.serving.wire.cell_schemas import (
     UsageRequest,
     UsageWindow,
 )
-from reclaim.serving.wire.errors import (
-    INVALID,
-    TOO_LARGE,
-    RequestError,
-    code_of,
-    error_from_validation,
-    parse_json,
-)
+from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError, code_of, error_from_validation, parse_json
 from reclaim.serving.wire.schemas import (
     LONGEST_WINDOW_US,
     MAX_AMOUNT,
@@ -355,9 +349,7 @@ def _columns(kinds: dict[str, Kind], items: Sequence[Any]) -> Columns:
 def _complete(columns: Columns, kinds: dict[str, Kind], n: int) -> Columns:
     """Add absent columns, except vectors."""
     for name, kind in kinds.items():
-        if name in columns:
-            continue
-        if kind == "vector":
+        if name in columns or kind == "vector":
             continue
         if kind == "number":
             columns[name] = np.full(n, np.nan)
@@ -366,9 +358,7 @@ def _complete(columns: Columns, kinds: dict[str, Kind], n: int) -> Columns:
     return columns
 
 
-def _check_ranges(
-    columns: Columns, required: tuple[str, ...], good: NDArray[np.bool_], refusals: Refusals
-) -> None:  # fmt: skip
+def _check_ranges(columns: Columns, required: tuple[str, ...], good: NDArray[np.bool_], refusals: Refusals) -> None:
     """Refuse rows with a number out of range, or without a required one."""
     for name, values in columns.items():
         if values.ndim > 1:
@@ -415,9 +405,9 @@ def _without_contradictions(usage: UsageRows) -> UsageRows:
     if (shared[1:] != shared[:-1]).all():
         return usage
     order = np.lexsort((np.arange(len(windows)), *name))
-    same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in name])
     first = np.empty(len(windows), np.int64)  # the row of the earliest window of that name
-    first[order] = order[np.maximum.accumulate(np.where(np.append(True, ~same), np.arange(len(order)), 0))]
+    begins = is_first(*(column[order] for column in name))
+    first[order] = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
     wrong = np.zeros(len(windows), np.bool_)
     for column in (*(getattr(windows, of) for of in w.COLUMNS if of != IN_ALLOC), usage.in_alloc):
         before = column[first]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import COLUMNS, Windows, empty_windows
-from reclaim.serving.wire.arrow import write_table
+from reclaim.serving.wire.arrow import read_stream, write_table
 from reclaim.serving.wire.rows import FactRows, Refusals
 
 WINDOWS: Final = "windows"
@@ -44,7 +44,7 @@ def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
 
 def read_windows(payload: memoryview) -> Windows:
     """Return the windows of ``write_windows``."""
-    table = _read(payload)
+    table = read_stream(payload)
     out = empty_windows(table.num_rows)
     for name in table.column_names:
         column, _, place = name.partition(".")
@@ -66,8 +66,8 @@ def write_facts(facts: FactRows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
 
 def read_facts(payload: memoryview) -> FactRows:
     """Return the facts of ``write_facts``."""
-    table = _read(payload)
-    estimation = _read(memoryview(table.schema.metadata[_COLLECTION])).to_pydict()
+    table = read_stream(payload)
+    estimation = read_stream(table.schema.metadata[_COLLECTION]).to_pydict()
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     by_collection = dict(zip(estimation["collection"], estimation["estimation"], strict=True))
     return FactRows(columns, np.arange(table.num_rows), by_collection, table.num_rows, Refusals())
@@ -86,9 +86,4 @@ def write_names(key: NDArray[np.int64]) -> pa.Buffer:
 
 def read_names(payload: memoryview) -> NDArray[np.int64]:
     """Return the names of ``write_names``; shape (n, 2)."""
-    return np.column_stack([column.to_numpy() for column in _read(payload).columns])
-
-
-def _read(payload: memoryview) -> pa.Table:
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        return reader.read_all()
+    return np.column_stack([column.to_numpy() for column in read_stream(payload).columns])

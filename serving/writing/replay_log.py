@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from reclaim.data.core.state import part_of
 from reclaim.data.errors import StoreError
 from reclaim.serving.cell.following import Following, named_in, of_same
 from reclaim.serving.writing import log_records
@@ -55,8 +56,7 @@ def replay_log(
         It belongs to another cell.
     """
     found, rows = store.recovered, 0
-    arrays = found.arrays or {}
-    saved = named_in({name.removeprefix(_SAVED): a for name, a in arrays.items() if name.startswith(_SAVED)})
+    saved = named_in(part_of(found.arrays or {}, _SAVED))
     last: Mapping[str, Any] = {**found.facts, _PRICES: saved} if found.facts else {}
     number = _number(saved)
 

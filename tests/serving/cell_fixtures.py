@@ -165,6 +165,12 @@ class Memory:
         self.tracker = Tracker(settings, clock, related=bundle.related)
         self.tracker.promote(self.scorer, Following(self.scorer) if settings.follow else None)
 
+    @property
+    def following(self) -> Following:
+        """What follows the outcomes of its answers."""
+        assert self.tracker.following is not None
+        return self.tracker.following
+
     def write(self, windows: Windows, in_alloc: NDArray[np.int8] | None = None) -> list[int]:
         """Take windows, and return the outcome of each."""
         told = usage_rows(windows, in_alloc)

@@ -43,13 +43,12 @@ def location(name: Path | str) -> Path:
         The library of the store is not installed; the message names the extra. Or the name has no bucket, or a
         character that would make it a pattern.
     """
-    found = _SCHEME.match(name) if isinstance(name, str) else None
-    if isinstance(name, Path) or not isinstance(name, str):
+    if not isinstance(name, str):
         return name
+    found = _SCHEME.match(name)
     if found is None:
         return Path(name)
-    scheme = found[1]
-    below = name[found.end() :]
+    scheme, below = found[1], name[found.end() :]
     if not below.strip("/") or (scheme in _EXTRAS and below.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; expected {scheme}://bucket/folder")
     if pattern := _PATTERN.search(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,7 +112,7 @@ class HistoryReport:
     received: int = 0
     transport: str = ""
     plan: Plan | None = None
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
 
 
 def fetch_history(
@@ -231,8 +231,7 @@ def _fetch(
         if len(left) == len(starts):
             made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
             by_role = {one.metric.role: one.samples for one in made.found}
-            ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role,
-                   pieces=len(starts))  # fmt: skip
+            ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role, pieces=len(starts))
             report = replace(report, plan=made)
             if say is not None:
                 say(in_words(made))

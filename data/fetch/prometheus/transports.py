@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from reclaim.data.errors import TraceError
 from reclaim.data.fetch.prometheus.chunks import XOR, crc32c, decode_samples, decode_xor
 from reclaim.data.fetch.prometheus.client import LARGEST_WHOLE, Client, TooMuchError, whole
-from reclaim.data.fetch.prometheus.protobuf import (
-    MalformedError,
-    content,
-    field,
-    fields,
-    number,
-    read_varint,
-)
+from reclaim.data.fetch.prometheus.protobuf import MalformedError, content, field, fields, number, read_varint
 from reclaim.data.traces.dialect import Metric
 from reclaim.data.traces.history import RawSeries
 

@@ -123,7 +123,7 @@ def _keys(columns: tuple[tuple[str, str], ...], place: Callable[[str, str], tupl
     names: list[str] = [name for name, _ in columns]
     places = [[*place(name, type_), -1, 0] for name, type_ in columns]
     for number, (name, type_) in enumerate(columns):
-        if fields := _fields_of(type_):
+        if fields := fields_of(type_):
             places[number][4:] = len(names), len(fields)
             names += [child for child, _ in fields]
             places += [[*place(f"{name}.{child}", child_type), -1, 0] for child, child_type in fields]
@@ -136,7 +136,7 @@ def _keys(columns: tuple[tuple[str, str], ...], place: Callable[[str, str], tupl
     return Keys(words, np.array([len(name) for name in quoted], np.int64), np.array(places, np.int64), len(columns))
 
 
-def _fields_of(type_: str) -> list[tuple[str, str]]:
+def fields_of(type_: str) -> list[tuple[str, str]]:
     """Return names and types of a struct's fields; none for any other type."""
     if not type_.startswith("STRUCT(") or type_.endswith("[]"):
         return []
@@ -154,7 +154,7 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], described: tuple[Field, 
     def place(path: str, type_: str) -> tuple[int, int, int, int]:
         field = fields.get(path)
         slot = -1 if field is None else layout.slot(field.column)
-        if _fields_of(type_):
+        if fields_of(type_):
             return STRUCT, slot, 0, 0
         if type_ == "FLOAT[]":
             return VECTOR, slot, 0, 0
@@ -252,7 +252,7 @@ def _slots_of(columns: tuple[tuple[str, str], ...]) -> Slots:
     doubles: dict[str, int] = {}
 
     def place(path: str, type_: str) -> tuple[int, int, int, int]:
-        kind = STRUCT if _fields_of(type_) else LIST if type_.endswith("[]") else _KINDS[type_]
+        kind = STRUCT if fields_of(type_) else LIST if type_.endswith("[]") else _KINDS[type_]
         of_kind = doubles if kind == DOUBLE else integers
         lowest, highest = INTEGERS.get(type_, (0, 0))
         return kind, of_kind.setdefault(path, len(of_kind)), lowest, min(highest, _HIGHEST)
@@ -313,7 +313,7 @@ def _batch_of(
             return array_of(values, ~np.isnan(values))
         values = whole[slots.integers[path]]
         known = values != NULL
-        if fields := _fields_of(type_):
+        if fields := fields_of(type_):
             children = [column(f"{path}.{name}", of, arrow.field(name).type) for name, of in fields]
             return pa.Array.from_buffers(arrow, len(values), [bits_of(known)], children=children)
         if type_.endswith("[]"):

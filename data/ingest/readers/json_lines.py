@@ -33,7 +33,7 @@ from reclaim.data.core.duck import (
     unreadable,
 )
 from reclaim.data.errors import SchemaError
-from reclaim.data.ingest.readers.json_fast import SHORTEST, plain_batches, plain_rows, room_for
+from reclaim.data.ingest.readers.json_fast import SHORTEST, fields_of, plain_batches, plain_rows, room_for
 from reclaim.data.ingest.readers.json_kernel import NEWLINE, PAD
 from reclaim.data.ingest.readers.rejects import CR_ALONE, RejectsWriter
 from reclaim.data.ingest.readers.rows import CAST_REASON, LINE, Stage, Taken, copy_rows
@@ -115,7 +115,8 @@ def _read_fast(
     line = 1
     waiting: deque[Future[tuple[NDArray[np.uint8], Packed, NDArray[np.int64], int]]] = deque()
 
-    def finish() -> tuple[int, int]:
+    def finish() -> None:
+        nonlocal n, line
         block, packed, others, lines = waiting.popleft().result()
         writer.write(packed)
         for begin in range(0, len(others), _BATCH_LINES):
@@ -124,7 +125,7 @@ def _read_fast(
             )
         (others[:, 0] + line).tofile(left_numbers)
         blocks.append(block)
-        return len(others), lines
+        n, line = n + len(others), line + lines
 
     with (
         declined[0].open("wb") as left,
@@ -134,8 +135,7 @@ def _read_fast(
         for block in _blocks(file, blocks):
             waiting.append(pool.submit(read, block))
             while len(waiting) > stage.threads:
-                others, lines = finish()
-                n, line = n + others, line + lines
+                finish()
             if n > _MOST_DECLINED:
                 left.flush()
                 left_numbers.flush()
@@ -145,8 +145,7 @@ def _read_fast(
                     written.seek(0)
                     written.truncate()
         while waiting:
-            others, lines = finish()
-            n, line = n + others, line + lines
+            finish()
         left.flush()
         left_numbers.flush()
         if n:
@@ -222,11 +221,7 @@ def _checked(table: RawTable, file: Path) -> RawTable:
 
     A field that the format does not have is passed over, unless a needed one is missing: then it is a misspelling.
     """
-    nested = {
-        column: {field.split()[0] for field in type_[len("STRUCT(") : -1].split(", ")}
-        for column, type_ in table.columns.items()
-        if type_.startswith("STRUCT") and not type_.endswith("[]")
-    }
+    nested = {column: dict(fields).keys() for column, type_ in table.columns.items() if (fields := fields_of(type_))}
     seen: set[str] = set()
     inside: set[str] = set()
     for _, line in zip(range(_HEADER_LINES), _lines(file), strict=False):
@@ -387,7 +382,7 @@ def _converted(values: list[Any], type_: str, arrow: pa.DataType) -> tuple[pa.Ar
     kinds = set(map(type, known))
     if kinds <= _READY.get(type_, set()):
         return pa.array(values, arrow), []
-    if type_.startswith("STRUCT") and not type_.endswith("[]") and kinds == {dict}:
+    if fields_of(type_) and kinds == {dict}:
         element = "DOUBLE" if "DOUBLE" in type_ else "VARCHAR"
         if set(map(type, chain.from_iterable(map(dict.values, known)))) <= _READY[element]:
             return pa.array(values, arrow), []

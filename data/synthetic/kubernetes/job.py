@@ -19,13 +19,7 @@ from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.job import LONGEST_DAYS
 from reclaim.data.synthetic.kubernetes.cluster import DAY_S, GIB, pods, workloads
-from reclaim.data.synthetic.kubernetes.openmetrics import (
-    DayFiles,
-    cluster_lines,
-    owner_lines,
-    state_lines,
-    usage_lines,
-)
+from reclaim.data.synthetic.kubernetes.openmetrics import DayFiles, cluster_lines, owner_lines, state_lines, usage_lines
 from reclaim.data.synthetic.kubernetes.scrapes import TrueWindow, scrape, true_windows
 from reclaim.data.traces.history import moment_s
 
@@ -125,7 +119,6 @@ def _write(folder: Path, config: SyntheticHistoryConfig, progress: Callable[[flo
     start_s = past_s - round(config.days * DAY_S)
     size = max(config.machines * config.tasks_per_machine - config.machines, 1) / _CONTAINERS
     all_pods = list(pods(workloads(size), config.machines, start_s, past_s, rng))
-    windows: list[pa.Table] = []
     ends: list[tuple[str, str, str, float, str]] = []
     by_name: dict[tuple[str, str, str], list[Any]] = {}
     with DayFiles(folder, start_s, past_s) as files:

@@ -36,7 +36,8 @@ class DayFiles:
 
     def __init__(self, folder: Path, start_s: int, end_s: int) -> None:
         self._first = start_s // DAY_S
-        self._paths = [folder / f"{_date(day)}.om" for day in range(self._first, -(-end_s // DAY_S))]
+        days = (datetime.fromtimestamp(day * DAY_S, UTC) for day in range(self._first, -(-end_s // DAY_S)))
+        self._paths = [folder / f"{day.date()}.om" for day in days]
         self._open: list[IO[str]] = []
         self.samples = self.series = 0
 
@@ -65,10 +66,6 @@ class DayFiles:
             )
         self.samples += len(line.time_ms)
         self.series += 1
-
-
-def _date(day: int) -> str:
-    return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
 
 
 def usage_lines(pod: Pod, container: str, number: int, scrapes: Scrapes) -> Iterator[Line]:

@@ -35,6 +35,8 @@ _LARGEST_US: Final = 35 * s.DAY_US
 _RATIO: Final = 2.0
 """The limit of what has none, over the largest usage so far."""
 Labels = tuple[tuple[str, str], ...]
+TaskKey = tuple[int, int]
+"""Collection and instance index."""
 _ENDS: Final = {"Completed": s.EventType.FINISH, "Evicted": s.EventType.EVICT}
 """Recorded reason of an end → event; any other is a failure."""
 _JOBS: Final = ("Job", "CronJob")
@@ -220,6 +222,15 @@ class Fold:
             if task.seen_us and last_us[task.key.cluster] - task.seen_us > GONE_US:
                 yield from self._gone(task, task.seen_us, s.LATEST_US)
 
+    def seen(self) -> dict[TaskKey, Task]:
+        """Return the tasks with a window, by what names them: a pod of a set that came again is the same task."""
+        found: dict[TaskKey, Task] = {}
+        for task in self.tasks.values():
+            key = (task.collection, task.index)
+            if task.seen_us and (key not in found or task.seen_us > found[key].seen_us):
+                found[key] = task
+        return found
+
     def over(self, task: Task) -> bool:
         """Return whether a task is known to have ended, and no start of it since."""
         facts = self._owners.pods.get(task.key[:3], Facts())
@@ -306,12 +317,8 @@ class Fold:
         found: dict[PodKey, list[RawSeries]] = {}
         for one in series:
             of = one.named
-            key = (
-                self._dialect.named(of, "cluster"),
-                self._dialect.named(of, "namespace"),
-                self._dialect.named(of, "pod"),
-            )
-            found.setdefault(key, []).append(one)
+            cluster, namespace, pod = (self._dialect.named(of, thing) for thing in ("cluster", "namespace", "pod"))
+            found.setdefault((cluster, namespace, pod), []).append(one)
         return found
 
     def _amounts(self, series: Any) -> dict[tuple[ContainerKey, str], list[RawSeries]]:

@@ -12,11 +12,9 @@ from reclaim.data import schema as s
 from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import RawSeries, cut
-from reclaim.data.traces.kubernetes.fold import GONE_US, Fold, Task
+from reclaim.data.traces.kubernetes.fold import GONE_US, Fold, Task, TaskKey
 from reclaim.data.traces.kubernetes.owners import Owners, PodKey
 
-TaskKey = tuple[int, int]
-"""Collection and instance index."""
 _KEPT_US: Final = s.DAY_US
 """Time for which a task that is gone is remembered: its samples may come back."""
 _STARTS: Final = ("started", "started_usage")
@@ -98,12 +96,7 @@ class LiveFold:
 
     def tasks(self) -> dict[TaskKey, Task]:
         """Return the tasks that are there, or were within a day, by what names them."""
-        found: dict[TaskKey, Task] = {}
-        for task in self._fold.tasks.values():  # a pod of a set that came again under its name is the same task
-            key = (task.collection, task.index)
-            if task.seen_us and (key not in found or task.seen_us > found[key].seen_us):
-                found[key] = task
-        return found
+        return self._fold.seen()
 
     def _ended(self, tasks: dict[TaskKey, Task]) -> list[tuple[TaskKey, int]]:
         """Return the tasks that are gone since the last call: others of their cluster were seen ten minutes later.

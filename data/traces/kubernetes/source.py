@@ -17,7 +17,7 @@ from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import PIECE_S, History, read_piece
 from reclaim.data.traces.kubernetes.anonymous import anonymise
-from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold, Task
+from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold
 from reclaim.data.traces.kubernetes.owners import ROLES, Facts, Owners, owners_of
 from reclaim.data.traces.source import RawTable, Source
 
@@ -168,11 +168,6 @@ def _collections(fold: Fold) -> list[dict[str, Any]]:
 
 
 def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:
-    latest: dict[tuple[int, int], Task] = {}
-    for task in fold.tasks.values():  # a pod of a set that came again under its name is the same task
-        before = latest.get((task.collection, task.index))
-        if task.seen_us and (before is None or task.seen_us > before.seen_us):
-            latest[task.collection, task.index] = task
     return [
         {
             s.COLLECTION_ID: task.collection, s.INSTANCE_INDEX: task.index, s.CLUSTER: task.key.cluster or None,
@@ -181,5 +176,5 @@ def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:
             s.AUTOSCALER: owners.autoscaler(task.workload),
             s.AUTOSCALED: ",".join(owners.autoscaled(task.workload)) or None,
         }
-        for _, task in sorted(latest.items())
+        for _, task in sorted(fold.seen().items())
     ]  # fmt: skip

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.data.core.arrays import (
-    blank_records,
-    blank_rows,
-    copy_of,
-    lent,
-    raw,
-    room_for,
-)
+from reclaim.data.core.arrays import blank_records, blank_rows, copy_of, lent, raw, room_for
 
 PAIR = np.dtype([("small", "i1"), ("large", "f8")], align=True)
 

@@ -13,11 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from reclaim.data.fetch.job import (
-    FetchConfig,
-    FetchReport,
-    fetch,
-)
+from reclaim.data.fetch.job import FetchConfig, FetchReport, fetch
 from reclaim.data.fetch.ledger import LEDGER
 
 PATIENCE_S = 120.0

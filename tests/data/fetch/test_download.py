@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 import reclaim.data.fetch.job as fetch_module
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.download import TRIES, TRIES_AT_CHECKSUM, _md5
-from reclaim.data.fetch.job import (
-    FetchConfig,
-    fetch,
-)
+from reclaim.data.fetch.job import FetchConfig, fetch
 from tests.data.fetch.mirror import BODY, SHARD, Fault, Mirror, files_in, run, shards, wait_until
 
 

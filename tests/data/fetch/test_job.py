@@ -19,13 +19,7 @@ from typer.testing import CliRunner
 
 from reclaim.cli import app as cli
 from reclaim.data.errors import ConfigError, TraceError
-from reclaim.data.fetch.job import (
-    GIVE_UP_AFTER,
-    FetchConfig,
-    FetchReport,
-    first_missing,
-    parse_shards,
-)
+from reclaim.data.fetch.job import GIVE_UP_AFTER, FetchConfig, FetchReport, first_missing, parse_shards
 from reclaim.data.fetch.ledger import LEDGER, Ledger
 from reclaim.data.fetch.locations import TRACES
 from tests.data.fetch.mirror import BODY, PATIENCE_S, SHARD, Fault, Mirror, files_in, run, shards, wait_until

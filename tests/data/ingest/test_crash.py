@@ -30,6 +30,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.ingest.readers.staging import RowsWriter
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from tests.folders import contents
 
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
@@ -56,10 +57,6 @@ def start(cell: Path, out: Path, pool_bytes: int) -> subprocess.Popen[bytes]:
     """Start an ingest in a process, and a process group, of its own."""
     words = [cell, out, pool_bytes, BUCKETS, WORKERS]
     return subprocess.Popen([sys.executable, "-W", "error", "-c", _RUN, *map(str, words)], start_new_session=True)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def stage_of(staging: Path, shards: int) -> str:

@@ -27,6 +27,7 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.ingest.readers import json_lines as jsonlines_module
 from reclaim.data.ingest.readers.json_kernel import PAD
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from tests.folders import contents
 
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
@@ -34,10 +35,6 @@ Writer = Callable[..., Path]
 SERIAL, THREADS, PROCESSES = (1, 1 << 60), (2, 1 << 60), (2, 0)
 """Workers, and the input from which they are processes."""
 BUCKETS = 4
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def tables(folder: Path) -> dict[str, bytes]:

@@ -15,15 +15,12 @@ from reclaim.data.errors import ConfigError, DataError, TraceError
 from reclaim.data.ingest import job
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from tests.folders import contents
 from tests.object_store import Bucket, breaking_off
 
 CONFIG = IngestConfig(buckets=3)
 NAME = "cell"
 """Name of the trace's folder wherever it lies: the manifest has it."""
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,11 @@ from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, DataError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from tests.folders import contents
 from tests.object_store import Bucket, Killed, breaking_off, dies_after
 
 CONFIG = IngestConfig(buckets=2)
 DATASET = "cells/dataset"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

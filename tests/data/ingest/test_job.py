@@ -29,6 +29,7 @@ from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.ingest.readers import json_lines as jsonlines
 from reclaim.data.windows import MEMORY_MAX, P50, P90, P99, P100, Windows, concatenate
+from tests.folders import contents
 
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
@@ -39,10 +40,6 @@ ONE_BUCKET = IngestConfig(buckets=1)
 
 def only_windows(dataset: Dataset) -> Windows:
     return concatenate([dataset.windows(b) for b in range(dataset.n_buckets)])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_a_window_arrives_with_every_field_and_the_limit_in_force_at_its_start(

@@ -18,13 +18,7 @@ import pytest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import TIERS, EventType
 from reclaim.data.synthetic.job import MANIFEST, SyntheticCellConfig, write_cell
-from reclaim.data.synthetic.shapes import (
-    CPU_RATIO,
-    MEMORY_RATIO,
-    RESOURCE_VALUE,
-    read_table,
-    resource_code,
-)
+from reclaim.data.synthetic.shapes import CPU_RATIO, MEMORY_RATIO, RESOURCE_VALUE, read_table, resource_code
 
 TABLES = ("instance_usage", "instance_events", "collection_events", "machine_events", "machine_attributes")
 SCHEDULE, EVICT, FAIL, FINISH = EventType.SCHEDULE, EventType.EVICT, EventType.FAIL, EventType.FINISH

@@ -22,6 +22,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import CellTotals, MachineSums, sums_of
 from reclaim.serving.answers.machines import as_json, as_table, explain_machine
+from reclaim.serving.cell.task_record import key_of
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.serving.wire.errors import RequestError, parse_body
@@ -139,7 +140,7 @@ def test_sums_are_those_of_a_replay_to_the_bit(
         memory.write(part)
     names = memory.tracker._slots.key[memory.tracker._slots.all()]  # tasks are summed in the order of their slots
 
-    key = np.column_stack([windows.collection_id, windows.instance_index])
+    key = key_of(windows)
     order = np.argsort(windows.end_us, kind="stable")
     slot = np.unique(key[order], axis=0, return_inverse=True)[1].reshape(-1)
     x = bundle.bare_estimator(cell=CELL)._state.advance(slot, windows.take(order))

@@ -22,6 +22,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import Cell, Windows, concatenate
 from reclaim.features.targets import TARGETS
+from reclaim.serving.cell.task_record import key_of
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.training.bundle import Bundle
@@ -71,8 +72,7 @@ class Replayed:
 def replayed(windows: Windows, bundle: Bundle) -> Replayed:
     """Let the estimator that a replay runs take a history, under every margin."""
     windows = in_time(tellable(windows))
-    key = np.column_stack([windows.collection_id, windows.instance_index])
-    slot = np.unique(key, axis=0, return_inverse=True)[1].reshape(-1)
+    slot = np.unique(key_of(windows), axis=0, return_inverse=True)[1].reshape(-1)
     made = {margin: bundle.estimator(margin, CELL).update(slot, windows) for margin in MARGIN_NAMES}
     forecast = made["baseline"].forecast
     assert forecast is not None
@@ -203,7 +203,7 @@ def assert_json_is_replayed(answer: Json, theirs: Replayed, margin: str) -> None
     rows = theirs.last_rows(answer["clock_us"])
     tasks = answer["tasks"]
     keys = [[task["collection_id"], task["instance_index"]] for task in tasks]
-    wanted = np.column_stack([theirs.windows.collection_id, theirs.windows.instance_index])[rows]
+    wanted = key_of(theirs.windows)[rows]
     assert keys == wanted.tolist()
     reservation = np.array([[task["reservation"][r] for r in RESOURCES] for task in tasks])
     assert_same_bits(reservation, theirs.reservation[margin][rows])

@@ -7,24 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reclaim.serving.cell.outcomes import (
-    IN_THE_FUTURE,
-    NO_LIMIT,
-    RUN_TO_COME,
-    why,
-)
+from reclaim.serving.cell.outcomes import IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, why
 from reclaim.training.bundle import Bundle
-from tests.serving.cell_fixtures import (
-    Memory,
-    S,
-    W,
-    assert_same,
-    fact_rows,
-    facts_of,
-    memory_with,
-    told_by,
-    windows_of,
-)
+from tests.serving.cell_fixtures import Memory, S, W, assert_same, fact_rows, facts_of, memory_with, told_by, windows_of
 
 TAKEN, LATE = range(2)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.cell.following import Following, of_same
+from reclaim.serving.cell.task_record import key_of
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.schemas import Units
@@ -25,15 +25,7 @@ from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
-from tests.serving.cell_fixtures import (
-    Memory,
-    W,
-    assert_same_bits,
-    fact_rows,
-    loaded,
-    windows_of,
-    with_tasks_in_allocs,
-)
+from tests.serving.cell_fixtures import Memory, W, assert_same_bits, fact_rows, loaded, windows_of, with_tasks_in_allocs
 from tests.serving.kill_harness import made_up
 
 if TYPE_CHECKING:
@@ -51,10 +43,6 @@ def cell() -> Cell:
     return made_up(tasks=40, slots=SLOTS, pieces=3)
 
 
-def key_of(windows: Windows) -> NDArray[np.int64]:
-    return np.column_stack([windows.collection_id, windows.instance_index])
-
-
 def served(bundle: Bundle, cell: Cell, settings: ServingSettings = SETTINGS, *, times: int = 1) -> Memory:
     """Return a service that took a cell piece by piece, each as many times."""
     memory = Memory(settings, bundle)
@@ -68,13 +56,10 @@ def served(bundle: Bundle, cell: Cell, settings: ServingSettings = SETTINGS, *, 
 def assert_same_prices(ours: Memory, theirs: Memory) -> None:
     for name in MARGIN_NAMES:
         assert ours.tracker.prices.now[name] == theirs.tracker.prices.now[name]
-    ours_of, theirs_of = (m.tracker.following for m in (ours, theirs))
-    assert ours_of is not None
-    assert theirs_of is not None
-    for name, array in ours_of.memory().items():
+    for name, array in ours.following.memory().items():
         # slots and places are given in another order, in which floats add up to other last bits
         if name not in ("tasks", "of") and (not name.startswith("machines.") or "online" in name):
-            assert_same_bits(array, theirs_of.memory()[name], name)
+            assert_same_bits(array, theirs.following.memory()[name], name)
 
 
 @pytest.mark.parametrize("how", ["whole", "shuffled", "in parts", "with tasks in alloc instances"])
@@ -156,11 +141,7 @@ def test_a_late_window_changes_no_price(bundle: Bundle) -> None:
             m.write(windows_of({"task": 1, "at": at, "cpu": 0.2 + 0.01 * at}))
         if at == 12:
             assert memory.write(windows_of({"task": 1, "at": 10, "cpu": 0.9})) == [1]  # late
-    ours = memory.tracker.following
-    theirs = without.tracker.following
-    assert ours is not None
-    assert theirs is not None
-    assert_same_bits(ours.memory()["log"], theirs.memory()["log"])
+    assert_same_bits(memory.following.memory()["log"], without.following.memory()["log"])
 
 
 def test_outcomes_of_tasks_that_end_count_and_their_slot_is_free_of_them(bundle: Bundle) -> None:
@@ -169,9 +150,7 @@ def test_outcomes_of_tasks_that_end_count_and_their_slot_is_free_of_them(bundle:
         memory.write(windows_of({"task": 1, "at": at, "cpu": 0.1 + 0.4 * at}, {"task": 2, "at": at}))
     memory.tell(fact_rows({"task": 1, "ended_us": 3 * W}))
     memory.write(windows_of({"task": 3, "at": 3}, {"task": 2, "at": 3}))  # takes the slot of the first
-    following = memory.tracker.following
-    assert following is not None
-    state = following.memory()
+    state = memory.following.memory()
     (slot,) = memory.tracker.find(np.array([[3, 0]]))
     assert slot == 0
     waiting = state["tasks"][slot]["end_us"]
@@ -185,10 +164,8 @@ def test_a_task_without_estimation_moves_no_price(bundle: Bundle) -> None:
     memory.tell(fact_rows(estimation={1: False}))
     for at in range(30):
         memory.write(windows_of({"task": 1, "at": at, "cpu": 0.03 * at}))
-    following = memory.tracker.following
-    assert following is not None
-    assert not following.memory()["outcomes"].any()
-    assert not following.memory()["log"].any()
+    assert not memory.following.memory()["outcomes"].any()
+    assert not memory.following.memory()["log"].any()
 
 
 def test_windows_inside_an_alloc_instance_alone_move_no_clock_of_prices_and_count_for_no_earlier_answer(
@@ -201,9 +178,7 @@ def test_windows_inside_an_alloc_instance_alone_move_no_clock_of_prices_and_coun
         memory.write(window)
         if not inside:
             without.write(window)
-    ours, theirs = (m.tracker.following for m in (memory, without))
-    assert ours is not None
-    assert theirs is not None
+    ours, theirs = memory.following, without.following
     assert ours.memory()["outcomes"].any()
     for name, array in ours.memory().items():
         if name == "log" or "outcomes" in name or "clock" in name:
@@ -215,9 +190,7 @@ def test_only_the_last_window_of_a_write_has_an_answer_and_all_are_held_against_
     memory = Memory(SETTINGS, cheap)  # at which less than the limit is held
     memory.write(windows_of({"task": 1, "at": 0, "cpu": 0.1}))
     memory.write(windows_of(*({"task": 1, "at": at, "cpu": 0.99 if at == 2 else 0.1} for at in range(1, 5))))
-    following = memory.tracker.following
-    assert following is not None
-    task = following.memory()["tasks"][0]
+    task = memory.following.memory()["tasks"][0]
     assert sorted(task["end_us"][task["end_us"] > 0].tolist()) == [W, 5 * W]
     came = int(task["came"][task["end_us"] == W][0])
     assert [came >> bit & 1 for bit in (0, 2, 4)] == [1, 1, 1]  # CPU: by the second of the four, for either budget

@@ -19,6 +19,7 @@ from reclaim.serving.answers.machine_sums import sums_of
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.cell import machine_peaks
 from reclaim.serving.cell.machine_peaks import MachineMargins
+from reclaim.serving.cell.task_record import key_of
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.errors import parse_body
 from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest
@@ -67,9 +68,7 @@ def margins(memory: Memory) -> MachineMargins:
 
 
 def state(memory: Memory) -> dict[str, NDArray[Any]]:
-    following = memory.tracker.following
-    assert following is not None
-    found = following.memory()
+    found = memory.following.memory()
     return {name.removeprefix("machines."): of for name, of in found.items() if name.startswith("machines.")}
 
 
@@ -97,7 +96,7 @@ def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
 
     windows = windows.take(~windows.in_alloc)
     order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
-    slot = np.unique(np.column_stack([windows.collection_id, windows.instance_index]), axis=0, return_inverse=True)[1]
+    slot = np.unique(key_of(windows), axis=0, return_inverse=True)[1]
     x = FeatureState(SETTINGS.cell).advance(slot.reshape(-1), windows)
     estimator = narrow.machine_estimator()
     terms = estimator.terms(narrow.forecaster.predict(x, estimator.horizon_s), x, windows)[order]

@@ -10,27 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.size import CellSize
-from reclaim.serving.cell.task_record import TASK, UNKNOWN_TASK
+from reclaim.serving.cell.task_record import TASK, UNKNOWN_TASK, key_of
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import OnlineMargins
-from tests.serving.cell_fixtures import (
-    Memory,
-    assert_same,
-    assert_same_bits,
-    loaded,
-    told_by,
-    with_tasks_in_allocs,
-)
+from tests.serving.cell_fixtures import Memory, assert_same, assert_same_bits, loaded, told_by, with_tasks_in_allocs
 from tests.serving.kill_harness import made_up
 from tests.serving.writing.running import Service
 
@@ -47,10 +39,6 @@ def builtin() -> Bundle:
 def slots() -> list[Windows]:
     """Return the windows of two and a half hours, slot by slot."""
     return [concatenate(pieces) for pieces in made_up(tasks=40, slots=30, pieces=3).slots]
-
-
-def key_of(windows: Windows) -> NDArray[np.int64]:
-    return np.column_stack([windows.collection_id, windows.instance_index])
 
 
 @pytest.mark.parametrize("told", [lambda windows: windows, with_tasks_in_allocs])
@@ -75,9 +63,7 @@ def test_a_cell_is_served_as_it_is_replayed_at_a_price_that_moves_every_hour(tol
         for margin, of in zip(MARGIN_NAMES, found, strict=True):
             assert_same_bits(of.estimate.reservation, held[margin][first : first + len(part)], margin)
         first += len(part)
-    following = memory.tracker.following
-    assert following is not None
-    assert_same_bits(following.memory()["own"], replay.memory()["own"])
+    assert_same_bits(memory.following.memory()["own"], replay.memory()["own"])
     begun = {(p.margin, p.tier, p.resource): p.start for p in cell_prices(memory.tracker.prices)}
     assert begun["baseline", "unknown", "cpu"] > begun["aggressive", "unknown", "cpu"]
     assert begun["aggressive", "unknown", "cpu"] != builtin().prices["aggressive"].value[0]

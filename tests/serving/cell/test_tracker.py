@@ -17,14 +17,7 @@ from reclaim.serving.answers.encode import OPT_OUT, SERVED_RULES, STALE
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import answers
 from reclaim.serving.cell.clock import CellClock
-from reclaim.serving.cell.outcomes import (
-    ENDED,
-    IN_THE_FUTURE,
-    NO_LIMIT,
-    OUTCOMES,
-    TOO_MANY_TASKS,
-    why,
-)
+from reclaim.serving.cell.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, OUTCOMES, TOO_MANY_TASKS, why
 from reclaim.serving.cell.task_record import TASK, Known
 from reclaim.serving.models.scorer import TASK_PARTS, Scorer, Scores
 from reclaim.serving.settings import ServingSettings

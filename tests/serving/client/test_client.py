@@ -20,14 +20,7 @@ from reclaim.data.errors import ReclaimError
 from reclaim.serving.client import Client, RefusedRowsError, ServiceError, transport
 from reclaim.serving.wire.cell_schemas import CellQuery, CollectionFacts, TaskFacts, TaskName, UsageWindow
 from reclaim.serving.wire.machine_schemas import Candidate, FitRequest, MachineCapacity
-from reclaim.serving.wire.schemas import (
-    ErrorBody,
-    ErrorResponse,
-    ReservationRequest,
-    ResourceLimit,
-    Task,
-    Window,
-)
+from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse, ReservationRequest, ResourceLimit, Task, Window
 
 SLOT_US = 300_000_000
 LIMIT = ResourceLimit(cpu=1.0, memory=4e9)

@@ -18,15 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reclaim.features.groups import TIER_LABELS
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 from reclaim.serving.http.guard import PROBES
-from reclaim.serving.monitoring.metrics import (
-    OUTCOMES,
-    PHASES,
-    PROMOTIONS,
-    RECORDINGS,
-    ROLES,
-    SHOWN,
-    Metrics,
-)
+from reclaim.serving.monitoring.metrics import OUTCOMES, PHASES, PROMOTIONS, RECORDINGS, ROLES, SHOWN, Metrics
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.settings import QUANTILE_LEVELS

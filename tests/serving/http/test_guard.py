@@ -10,7 +10,6 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,13 +30,13 @@ from reclaim.serving.http.guard import ARROW, App, Guard, read_token
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import ErrorResponse
+from tests.serving.patience import PATIENCE_S, soon
 from tests.serving.virtual_time import run_timeless
 
 Json = dict[str, Any]
 Message = MutableMapping[str, Any]
 TOKEN = b"0123456789abcdef"
 LIMIT = 2_048
-PATIENCE_S = 120.0
 """Time limit for what must happen; a test waits this long only where it fails."""
 
 
@@ -468,14 +467,6 @@ def served(app: Any) -> Iterator[int]:
         finally:
             server.should_exit = True
             thread.join(PATIENCE_S)
-
-
-def soon(met: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    until = time.monotonic() + PATIENCE_S
-    while not met():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def talk(port: int, *parts: bytes) -> list[tuple[int, bytes]]:

@@ -21,8 +21,8 @@ from reclaim.serving.http import protocol, routes
 from reclaim.serving.http.large import ClientLeftError, LargeAnswers
 from reclaim.serving.wire.errors import RequestError
 from tests.serving.descriptors import windows
+from tests.serving.patience import PATIENCE_S
 
-PATIENCE_S = 120.0
 """Time limit for what must happen; a test waits this long only where it fails."""
 
 

@@ -18,11 +18,11 @@ from uvicorn.protocols.http import auto
 from uvicorn.server import ServerState
 
 from reclaim.serving.http import protocol as wire
+from tests.serving.patience import PATIENCE_S
 from tests.serving.virtual_time import run_timeless
 
 Message = MutableMapping[str, Any]
 BODY = b"well"
-PATIENCE_S = 120.0
 """Time limit for what must happen; a test waits this long only where it fails."""
 
 

@@ -26,6 +26,7 @@ from reclaim.training.bundle import BUNDLE_FILE, Bundle, save_bundle
 from reclaim.training.tracking.aliases import RegistryReader
 from reclaim.training.tracking.client import store_client
 from reclaim.training.tracking.runs import fetch_bundle
+from tests.serving.patience import soon
 
 pytestmark = pytest.mark.slow  # MLflow is imported, and a store made: four seconds before the first test
 
@@ -98,6 +99,13 @@ class Registry:
         keeper.load()
         return keeper
 
+    def serving(self, versions: int, **settings: Any) -> ModelKeeper:
+        """Register a number of versions; return the keeper of a service that serves the first."""
+        for _ in range(versions):
+            self.register()
+        self.point("champion", "1")
+        return self.keeper(**settings)
+
     @contextmanager
     def down(self) -> Iterator[None]:
         """Take the registry's file away."""
@@ -115,6 +123,12 @@ def registry(bundle: Bundle, tmp_path: Path, database: Path, monkeypatch: pytest
 
 def _kept(registry: Registry) -> list[str]:
     return sorted(path.name.removeprefix(f"{registry.name}-") for path in (registry.state / "models").glob("*-*"))
+
+
+def _refused(keeper: ModelKeeper) -> Refusal:
+    refused = keeper.status().refused
+    assert refused is not None
+    return refused
 
 
 def test_moving_the_alias_promotes_and_moving_it_back_rolls_back(
@@ -154,10 +168,7 @@ def test_moving_the_alias_promotes_and_moving_it_back_rolls_back(
 
 
 def test_without_a_state_folder_nothing_is_kept(registry: Registry) -> None:
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper(state=None)
+    keeper = registry.serving(2, state=None)
     registry.point("champion", "2")
     keeper.check()
     assert keeper.served.version == "2"
@@ -169,9 +180,7 @@ def test_a_model_of_another_pipeline_is_refused_once_and_the_old_one_stays(
 ) -> None:
     registry.register()
     registry.register(pipeline_version="another")
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(1)
     registry.point("champion", "2")
     tried = []
 
@@ -212,16 +221,12 @@ def test_a_model_of_another_pipeline_is_refused_once_and_the_old_one_stays(
     ],
 )
 def test_damaged_files_are_refused(registry: Registry, file: str, content: bytes, why: str) -> None:
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(2)
     (damaged,) = registry.files("2").glob(file)
     damaged.write_bytes(content)
     registry.point("champion", "2")
     keeper.check()
-    refused = keeper.status().refused
-    assert refused is not None
+    refused = _refused(keeper)
     assert (refused.version, keeper.served.version) == ("2", "1")
     assert why in refused.why
 
@@ -230,10 +235,7 @@ def test_a_model_that_answers_nonsense_is_refused_by_the_name_of_the_check(regis
     from safetensors import safe_open
     from safetensors.numpy import save_file
 
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(2)
     (file,) = registry.files("2").glob("*.safetensors")
     with safe_open(file, framework="numpy") as opened:
         facts, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
@@ -241,18 +243,14 @@ def test_a_model_that_answers_nonsense_is_refused_by_the_name_of_the_check(regis
     save_file(tensors, file, facts)
     registry.point("champion", "2")
     keeper.check()
-    refused = keeper.status().refused
-    assert refused is not None
+    refused = _refused(keeper)
     assert refused.version == "2"
     assert refused.why.startswith("the canary batch: expected probabilities of a demand between 0 and 1, got ")
     assert (keeper.served.version, registry.promoted) == ("1", [])
 
 
 def test_a_model_that_the_service_rejects_is_refused(registry: Registry) -> None:
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(2)
 
     def full(_: LoadedModel) -> None:
         raise StoreError("no room")
@@ -267,9 +265,7 @@ def test_a_model_that_the_service_rejects_is_refused(registry: Registry) -> None
 
 
 def test_a_removed_alias_leaves_the_model_current(registry: Registry) -> None:
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(1)
     registry.point("champion", None)
     keeper.check()
     assert keeper.status().refused == Refusal(None, f"the registry has no {registry.name}@champion")
@@ -282,16 +278,12 @@ def test_a_removed_alias_leaves_the_model_current(registry: Registry) -> None:
 def test_a_version_whose_files_are_gone_is_refused_and_asked_for_again_later(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(2)
     files = registry.files("2").parents[1]
     files.rename(files.with_name("away"))
     registry.point("champion", "2")
     keeper.check()
-    refused = keeper.status().refused
-    assert refused is not None
+    refused = _refused(keeper)
     assert refused.version == "2"
     assert "whose files cannot be read" in refused.why
     files.with_name("away").rename(files)
@@ -315,8 +307,7 @@ def test_a_machine_without_room_for_a_models_files_is_no_end_of_following(
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(registry.folder / "gone"))
         keeper.check()
-    refused = keeper.status().refused
-    assert refused is not None
+    refused = _refused(keeper)
     assert refused.version == second
     assert "No such file" in refused.why
     assert registry.promoted == []
@@ -330,10 +321,7 @@ def test_an_unreachable_registry_leaves_the_model_current_and_is_reported_with_i
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(2)
     keeper.check()
     with registry.down():
         keeper.check()
@@ -483,9 +471,7 @@ def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(
 def test_fixed_models_are_not_watched_and_a_folder_needs_no_registry(
     registry: Registry, bundle_folder: Path, tmp_path: Path
 ) -> None:
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper(model=f"{registry.name}/1")
+    keeper = registry.serving(1, model=f"{registry.name}/1")
     registry.point("champion", registry.register())
     keeper.check()
     assert (keeper.served.version, keeper.status().registry) == ("1", "not asked")
@@ -523,7 +509,7 @@ def test_the_thread_follows_by_itself_until_it_is_closed(registry: Registry, mon
     keeper = registry.keeper(watch_s=0.05)
     keeper.watch()
     registry.point("champion", "2")
-    _wait(lambda: keeper.served.version == "2")
+    soon(lambda: keeper.served.version == "2")
     keeper.close()
     assert keeper._watcher is not None
     assert not keeper._watcher.is_alive()
@@ -535,10 +521,7 @@ def test_the_thread_follows_by_itself_until_it_is_closed(registry: Registry, mon
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_watcher_that_has_ended_is_reported(registry: Registry) -> None:
-    registry.register()
-    registry.register()
-    registry.point("champion", "1")
-    keeper = registry.keeper()
+    keeper = registry.serving(2)
 
     def fault(_: LoadedModel) -> None:
         raise RuntimeError("a fault of the service")
@@ -546,7 +529,7 @@ def test_a_watcher_that_has_ended_is_reported(registry: Registry) -> None:
     registry.refuse = fault
     registry.point("champion", "2")
     keeper.watch()
-    _wait(lambda: keeper.status().registry == "unreachable: the thread that asks it has ended; see the log")
+    soon(lambda: keeper.status().registry == "unreachable: the thread that asks it has ended; see the log")
     assert keeper.served.version == "1"
 
 
@@ -558,17 +541,10 @@ def test_a_registry_that_does_not_answer_blocks_only_the_watcher(
         _point_at(f"http://me:secret@127.0.0.1:{hung.getsockname()[1]}", monkeypatch)
         keeper = registry.keeper(bundle=bundle_folder, model_version="7", watch_s=0.05)
         keeper.watch()
-        _wait(lambda: keeper.status().registry.startswith("unreachable: no answer for "))
-        _wait(lambda: keeper._registry.startswith("unreachable: "))
+        soon(lambda: keeper.status().registry.startswith("unreachable: no answer for "))
+        soon(lambda: keeper._registry.startswith("unreachable: "))
         assert "secret" not in keeper._registry
         assert (keeper.served.version, keeper.status().from_disk) == ("7", False)
         keeper.close()
         assert keeper._watcher is not None
         keeper._watcher.join(10)
-
-
-def _wait(until: Callable[[], bool], most_s: float = 120.0) -> None:
-    end = time.monotonic() + most_s
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -28,16 +28,10 @@ from reclaim.serving.wire.errors import RequestError
 from reclaim.serving.writing import log_records, writer
 from reclaim.serving.writing.snapshotter import Snapshotter
 from reclaim.serving.writing.writer import Writer
-from tests.serving.cell_fixtures import (
-    Json,
-    fact_rows,
-    usage_rows,
-    windows_of,
-)
+from tests.serving.cell_fixtures import Json, fact_rows, usage_rows, windows_of
+from tests.serving.patience import PATIENCE_S
 
 SETTINGS = ServingSettings(stale_s=1e9, clock="trace")
-PATIENCE_S = 120
-"""Timeout of events that must happen (s)."""
 
 
 class Service:
@@ -165,11 +159,3 @@ def refuse(number: int) -> Callable[..., NoReturn]:
         raise OSError(number, os.strerror(number))
 
     return call
-
-
-def soon(met: Callable[[], bool]) -> None:
-    """Wait for something that the thread does by itself."""
-    until = time.monotonic() + PATIENCE_S
-    while not met():
-        assert time.monotonic() < until
-        time.sleep(0.005)

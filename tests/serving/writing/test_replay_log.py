@@ -28,7 +28,8 @@ from tests.serving.cell_fixtures import (
     told_by,
     windows_of,
 )
-from tests.serving.writing.running import SETTINGS, Service, crashed, refused_with, soon
+from tests.serving.patience import soon
+from tests.serving.writing.running import SETTINGS, Service, crashed, refused_with
 
 if TYPE_CHECKING:
     from tests.serving.conftest import History

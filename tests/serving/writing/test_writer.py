@@ -33,25 +33,9 @@ from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestErr
 from reclaim.serving.writing import log_records, queue, snapshotter, writer
 from reclaim.serving.writing.writer import Writer
 from reclaim.training.bundle import Bundle
-from tests.serving.cell_fixtures import (
-    W,
-    assert_same,
-    fact_rows,
-    loaded,
-    told_by,
-    windows_of,
-)
-from tests.serving.writing.running import (
-    PATIENCE_S,
-    SETTINGS,
-    Service,
-    appended,
-    crashed,
-    in_parts_of,
-    refuse,
-    refused_with,
-    soon,
-)
+from tests.serving.cell_fixtures import W, assert_same, fact_rows, loaded, told_by, windows_of
+from tests.serving.patience import PATIENCE_S, soon
+from tests.serving.writing.running import SETTINGS, Service, appended, crashed, in_parts_of, refuse, refused_with
 
 
 def test_acknowledged_writes_are_visible_and_survive_a_power_cut(

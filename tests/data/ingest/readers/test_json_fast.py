@@ -27,6 +27,7 @@ from reclaim.data.ingest.readers.rows import Stage
 from reclaim.data.ingest.readers.staging import Layout, RowsWriter, read_chunks
 from reclaim.data.traces.google_v3 import USAGE, google_v3
 from reclaim.data.traces.source import RawTable
+from tests.folders import contents
 
 Said = tuple[list[bytes], list[tuple[int, str]], dict[str, int]] | str
 Reader = Callable[[bytes, RawTable], Said]
@@ -320,13 +321,11 @@ def test_a_dataset_is_the_same_byte_by_byte_with_the_compiled_reader_and_without
     folder = tmp_path_factory.mktemp("cell")
     (folder / "cell").mkdir()
     (folder / "cell" / "instance_usage-000000000000.json").write_bytes(joined(lines))
-    source, contents = google_v3(), []
+    source, made = google_v3(), []
     slow = replace(source, tables=tuple(replace(table, fields=()) for table in source.tables))
     for name, by in (("fast", source), ("slow", slow)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ingest_module, "google_v3", lambda by=by: by)
             ingest(folder / "cell", folder / name, IngestConfig(buckets=2, max_reject_share=1))
-        contents.append(
-            {p.relative_to(folder / name): p.read_bytes() for p in (folder / name).rglob("*") if p.is_file()}
-        )
-    assert contents[0] == contents[1]
+        made.append(contents(folder / name))
+    assert made[0] == made[1]

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from reclaim.data import schema as s
 from reclaim.data.ingest.bucket import staged_schema
-from reclaim.data.ingest.readers.staging import (
-    CHUNKS_FILE,
-    Layout,
-    RowsWriter,
-    buckets_of,
-    count_rows,
-    read_chunks,
-)
+from reclaim.data.ingest.readers.staging import CHUNKS_FILE, Layout, RowsWriter, buckets_of, count_rows, read_chunks
 from reclaim.data.traces.google_v3 import google_v3
 
 V3 = staged_schema(google_v3())

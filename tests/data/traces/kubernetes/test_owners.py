@@ -7,11 +7,7 @@ import pytest
 from reclaim.data import schema as s
 from reclaim.data.traces.kubernetes.owners import Owners, Workload, owners_of
 from reclaim.data.traces.series import task_id
-from tests.data.traces.kubernetes.histories import (
-    DIALECT,
-    POD,
-    one,
-)
+from tests.data.traces.kubernetes.histories import DIALECT, POD, one
 
 
 def owners(**roles: list[dict[str, str]]) -> Owners:

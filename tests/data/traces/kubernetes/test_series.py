@@ -6,14 +6,7 @@ import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
-from tests.data.traces.kubernetes.histories import (
-    APP,
-    POD,
-    beat,
-    counter,
-    fold,
-    one,
-)
+from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
 
 
 def test_labels_that_a_scrape_renamed_are_read() -> None:

@@ -19,16 +19,7 @@ from reclaim.data.survey.tables import summary
 from reclaim.data.traces.dialect import load_dialect, parse_dialect
 from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, piece_path, read_piece, write_piece
 from reclaim.data.traces.kubernetes.source import kubernetes
-from tests.data.traces.kubernetes.histories import (
-    APP,
-    DIALECT,
-    POD,
-    T0,
-    beat,
-    counter,
-    one,
-    write_history,
-)
+from tests.data.traces.kubernetes.histories import APP, DIALECT, POD, T0, beat, counter, one, write_history
 
 
 def test_usage_alone_makes_a_dataset(tmp_path: Path) -> None:
