@@ -108,6 +108,8 @@ class IngestReport:
 def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport:
     """Read a trace into a dataset.
 
+    The source is a folder, or for ``series`` a single file.
+
     Objects of a trace in a store are copied next to the unfinished dataset, one for each worker, while they are read.
 
     Works in ``OUT.partial`` and renames it at the end; for a dataset in a store, works in the cache of this machine and
@@ -125,12 +127,15 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     DataError
         The store of the trace or of the dataset cannot be reached or broke off.
     """
+    alone = None
+    if config.trace == "series" and not in_store(source_folder) and source_folder.is_file():
+        source_folder, alone = source_folder.parent, source_folder.name
     check_folder(source_folder)
     out = out.resolve()
     if not out.name:
         raise ConfigError(f"{out}: no place for a dataset; name a folder in it")
     with reached(source_folder):
-        source = _source(source_folder, config)
+        source = _source(source_folder, config, alone)
         files = _files(source_folder, source)
     made = _made_as(out)
     staging, retired = partial_of(made), retired_of(made)
@@ -151,7 +156,7 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
                 with marked(out):  # a bucket that cannot be written to is found before the trace is read
                     pass
             try:
-                return _make(source_folder, out, staging, source, files, buckets, config)
+                return _make(source_folder, alone, out, staging, source, files, buckets, config)
             finally:
                 release()
         report = there()
@@ -196,6 +201,7 @@ def _first(names: list[str], n: int = 6) -> str:
 
 def _make(
     source_folder: Path,
+    alone: str | None,
     out: Path,
     staging: Path,
     source: Source,
@@ -253,7 +259,7 @@ def _make(
         str(file.relative_to(source_folder))
         for folder in {source_folder, *(file.parent for file in matched)}
         for file in folder.iterdir()
-        if file.is_file() and file not in matched and file.name not in _COMPANIONS
+        if alone is None and file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
     defects = {name: counts.pop(name) for name in DEFECTS}
     warnings = warnings_of(defects, counts["usage"], mapped=config.mapping is not None)
@@ -262,6 +268,8 @@ def _make(
     manifest = manifest_of(
         source_folder, source, shards, repeated, damaged, counts, defects, warnings, rejects, not_read, buckets
     )
+    if alone is not None:
+        manifest["name"] = alone.partition(".")[0]
     _remove_others(finished, buckets, rest)
     write_json(finished / MANIFEST, manifest)
     if in_store(out):
@@ -304,7 +312,7 @@ def plan_buckets(files: list[tuple[RawTable, Path]]) -> int:
     return min(max(round(rows / _ROWS_PER_BUCKET), _FEWEST_BUCKETS), _MOST_BUCKETS)
 
 
-def _source(source_folder: Path, config: IngestConfig) -> Source:
+def _source(source_folder: Path, config: IngestConfig, alone: str | None) -> Source:
     match config.trace:
         case "google-v3":
             return google_v3()
@@ -321,7 +329,7 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
         case "recorded":
             return recorded()
         case _:
-            return series(load_mapping(config.mapping or ""))
+            return series(load_mapping(config.mapping or ""), alone)
 
 
 def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, memory_mib: int) -> dict[str, int]:

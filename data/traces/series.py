@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import re
 import tomllib
@@ -215,8 +216,17 @@ def _names_sql(collection_id: str, instance_index: str, workload: str, task: str
     return ", ".join(f"{known.get(name, 'CAST(NULL AS VARCHAR)')} AS {name}" for name in s.NAMES.names)
 
 
-def series(mapping: SeriesMapping) -> Source:
-    """Return the source that a mapping describes."""
+def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
+    """Return the source that a mapping describes; of all files that it names, or of one alone.
+
+    Raises
+    ------
+    ConfigError
+        The one file is neither CSV nor parquet, by its name.
+    """
+    if alone is not None and not alone.endswith((".parquet", ".csv", ".csv.gz")):
+        raise ConfigError(f"{alone}: a file of a series ends in .parquet, .csv or .csv.gz")
+    patterns = mapping.files if alone is None else (glob.escape(alone),)
     types = {raw: _INTEGERS.get(c, "DOUBLE") for c, raw in mapping.columns.items() if isinstance(raw, str)}
     parts: dict[str, float] = {mapping.time: 1} if isinstance(mapping.time, str) else mapping.time
     names = [mapping.task] if mapping.collection is None else [mapping.collection, mapping.task]
@@ -259,10 +269,10 @@ def series(mapping: SeriesMapping) -> Source:
             checks[f"{raw} is negative or not finite"] = f"{value(column, type_)} >= 0 AND {finite}"
         if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
             checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
-    table = RawTable(name="usage", patterns=mapping.files, columns=types, select=select, checks=checks, closed=False)
+    table = RawTable(name="usage", patterns=patterns, columns=types, select=select, checks=checks, closed=False)
     named = RawTable(
         name="names",
-        patterns=mapping.files,
+        patterns=patterns,
         columns=dict.fromkeys(names, "VARCHAR"),
         select=_names_sql(ids[0], ids[1], quoted(names[0]), quoted(names[-1])),
         where=" OR ".join(f"NOT ({fits_sql(quoted(name), 'BIGINT')})" for name in names),  # a number names itself

@@ -100,7 +100,7 @@ def ingest(
     Parameters
     ----------
     source : Path or str
-        Folder with the trace's files, or ``s3://bucket/folder``.
+        Folder with the trace's files, or ``s3://bucket/folder``; a file of a series.
     dataset : Path or str
         Folder to write, or ``s3://bucket/folder``.
     trace : str

@@ -156,13 +156,18 @@ app.command(
 @app.command(
     epilog="Examples: `reclaim ingest cell dataset` · `reclaim ingest s3://traces/cell_a s3://datasets/cell_a` · "
     "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains` · "
+    "`reclaim ingest usage.csv dataset --trace series --mapping my.toml` · "
     "`reclaim ingest history dataset --trace kubernetes` · "
     "`reclaim ingest clusterdata-2011-2 dataset --trace google-v2.1 --memory-limit-mib 16384`"
 )
 def ingest(
     source: Annotated[
         Path,
-        typer.Argument(help="Folder with the trace's files, or `s3://bucket/folder`.", metavar="SOURCE", parser=place),
+        typer.Argument(
+            help="Folder with the trace's files, or `s3://bucket/folder`; a file of a series.",
+            metavar="SOURCE",
+            parser=place,
+        ),
     ],
     dataset: Annotated[
         Path, typer.Argument(help="Dataset folder to write, here or in a store.", metavar="DATASET", parser=place)

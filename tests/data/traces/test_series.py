@@ -113,6 +113,22 @@ def test_the_id_of_a_name_is_that_which_ingest_writes(name: str) -> None:
     assert found == (task_id(name),)
 
 
+def test_a_single_file_is_read_without_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("week[1].csv", "week1.csv", "notes.txt"):
+        (tmp_path / "in" / name).write_text("vm,t,used\n12,600,1.5\n")
+    mapping = config(given_mapping(tmp_path))
+    dataset = ingest(tmp_path / "in" / "week[1].csv", tmp_path / "out", mapping).dataset
+    manifest = dataset.manifest
+    assert (dataset.n_windows, manifest["name"], manifest["not_read"]) == (1, "week[1]", [])
+    assert {entry["file"] for entry in manifest["inputs"]} == {"week[1].csv"}
+    assert ingest(tmp_path / "in" / "week[1].csv", tmp_path / "out", mapping).already_there
+    with pytest.raises(ConfigError, match="holds a dataset made from other files"):
+        ingest(tmp_path / "in" / "week1.csv", tmp_path / "out", mapping)
+    with pytest.raises(ConfigError, match=r"notes\.txt: a file of a series ends in \.parquet, \.csv or \.csv\.gz"):
+        ingest(tmp_path / "in" / "notes.txt", tmp_path / "new", mapping)
+
+
 def names_of(dataset: Dataset) -> list[tuple[Any, ...]]:
     """Return workload, task, and the key of each row of names."""
     rows = dataset.table("names").to_pylist()
