@@ -270,8 +270,11 @@ class Dataset:
         """
         from pyarrow import dataset as files  # takes a tenth of a second, and the stages do without it
 
-        if name not in s.TABLES:
-            raise SchemaError(f"{self.path}: no table {name!r}; expected one of {', '.join(s.TABLES)}")
+        absent = {one for one in s.OPTIONAL if one not in self.manifest["counts"]}
+        if name not in s.TABLES or name in absent:
+            raise SchemaError(
+                f"{self.path}: no table {name!r}; expected one of {', '.join(t for t in s.TABLES if t not in absent)}"
+            )
         buckets = [self.path / name / bucket_name(bucket) for bucket in range(self.n_buckets)]
         places = [arrow_place(file) for file in (buckets if name in s.BUCKETED else [self.path / f"{name}.parquet"])]
         with self._readable(name), reached(self.path):

@@ -255,6 +255,8 @@ def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: rec
         reclaim.open("nowhere")
     with pytest.raises(SchemaError, match=r"usage has no cpu_men; its columns are collection_id, "):
         dataset.usage(["cpu_men"])
+    with pytest.raises(SchemaError, match=r"no table 'names'; expected one of usage, [a-z_, ]*machine_usage, rejects$"):
+        dataset.table("names")
     with pytest.raises(SchemaError, match=r"no table 'task'; expected one of usage, "):
         dataset.table("task")
     with pytest.raises(SchemaError, match=r"machines has no rows of single tasks; read it whole"):

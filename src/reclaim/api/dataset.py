@@ -187,7 +187,7 @@ class Dataset:
     def table(
         self, name: str, columns: Sequence[str] | None = None, *, tasks: pd.DataFrame | None = None
     ) -> pd.DataFrame:
-        """Return any table of the dataset: ``events``, ``machines``, ``collections``, …; arguments as for ``usage``.
+        """Return any table of the dataset: ``events``, ``machines``, ``names`` …; arguments as for ``usage``.
 
         Raises
         ------
