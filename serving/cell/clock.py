@@ -100,6 +100,12 @@ class CellClock:
                 f"windows of {claims.refused} tasks were refused of late as in the future, and those of {claims.taken} "
                 f"taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
             )
+        if self._unix and self.latest_us > self.bound_us >= 0:
+            return (
+                f"the latest window ends {(self.latest_us - self.present_us) / _US:,.0f} s after this machine's time, "
+                "which was set back since: until then windows of such tasks are refused as too late. Where the time "
+                "was wrong before and is right now, start with another --state folder"
+            )
         behind_us = self.present_us - self.latest_us
         if self._unix and self.latest_us >= 0 and claims.taken and behind_us > DAY_US:
             return (
