@@ -506,10 +506,15 @@ class Tracker:
             self._scores = self._scores.room(need)
 
     def expired(self) -> Ids:
-        """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``."""
-        present_us = self.clock.present_us
+        """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``.
+
+        Others must have sent for as long: while nothing comes, nothing is forgotten, however wrong this machine's time.
+        """
+        present_us, latest_us = self.clock.present_us, self.clock.latest_us
         if present_us < 0:
             return np.zeros((0, 2), np.int64)
+        if latest_us >= 0:
+            present_us = min(present_us, latest_us)
         self._ended.forget(present_us - max(KEPT_US, int(self._settings.lateness_s * _US)))
         slot = self._seen(self._slots.all())
         heard_us = self._tasks["heard_us"][slot]

@@ -228,6 +228,16 @@ def test_a_task_without_news_expires(bundle: Bundle) -> None:
     assert memory.tracker.names()[:, 0].tolist() == [1]
 
 
+def test_a_cell_that_is_silent_as_a_whole_forgets_no_task_until_others_send_again(bundle: Bundle) -> None:
+    memory = memory_with(bundle, now_us=W, clock="unix", forget_s=3_600.0)
+    memory.write(windows_of({"task": 1}, {"task": 2}))
+    memory.now_us += 30 * DAY  # the collector is down, or this machine's time is wrong
+    assert memory.expire() == []
+    memory.write(windows_of({"task": 1, "at": 30 * DAY // W}))
+    assert memory.expire() == [2]
+    assert facts_of(memory)["windows"] == 2
+
+
 def test_collections_that_opted_out_keep_their_limits_until_they_opt_in_again(memory: Memory) -> None:
     memory.write(windows_of({"task": 1, "at": 0}, {"task": 2, "at": 0}))
     memory.tell(fact_rows(estimation={1: False, 8: False}))
