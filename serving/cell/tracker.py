@@ -446,10 +446,8 @@ class Tracker:
 
         Raises
         ------
-        ConfigError
-            Another cell or other code made them.
         StoreError
-            They are incomplete.
+            Other code made them, or they are incomplete.
         """
 
         def part(prefix: str) -> dict[str, NDArray[Any]]:
@@ -471,6 +469,8 @@ class Tracker:
             self._recall_prices(part("following."))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
+        except ConfigError as error:
+            raise StoreError(f"{error} with another --state folder") from error
 
     def _recall_prices(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Let the prices go on where they are of the model that is followed and of this release."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reclaim.features.fold import live
 from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.models.scorer import Scorer
@@ -34,17 +35,31 @@ if TYPE_CHECKING:
     from tests.serving.conftest import History
 
 
-def test_a_state_of_another_cell_is_not_answered_from(scorer: Scorer, start: Callable[..., Service]) -> None:
+def test_a_state_of_another_release_is_not_answered_from(
+    scorer: Scorer, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = start()
     service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
     service.told({"task": 1})
     soon(lambda: service.snapshotter.saved_at is not None)
     service.close()
-    other = start(largest_cpu=2.0)
-    assert "start afresh" in other.writer.state
+    monkeypatch.setattr(live, "PIPELINE_VERSION", "another")
+    other = start()
+    assert "start afresh with another --state folder" in other.writer.state
     error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
     assert "start afresh" in error.body.error.message
     other.writer.promote(scorer)  # nobody is answered, and nobody waits
+
+
+def test_a_state_goes_on_in_a_cell_that_is_described_otherwise(start: Callable[..., Service]) -> None:
+    service = start()
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1})
+    soon(lambda: service.snapshotter.saved_at is not None)
+    service.close()
+    other = start(largest_cpu=2.0, monday_us=3_600_000_000)
+    assert other.told({"task": 1, "at": 1}).taken == 1
+    assert other.tracker.look(other.tracker.names()).task["windows"].tolist() == [2]
 
 
 def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
