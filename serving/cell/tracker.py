@@ -508,10 +508,11 @@ class Tracker:
     def expired(self) -> Ids:
         """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``.
 
-        Others must have sent for as long: while nothing comes, nothing is forgotten, however wrong this machine's time.
+        While nothing comes, nothing is forgotten, however wrong this machine's time. Nor is it just after, when others
+        have not sent again yet.
         """
         present_us, latest_us = self.clock.present_us, self.clock.latest_us
-        if present_us < 0:
+        if present_us < 0 or self.clock.resumes:
             return np.zeros((0, 2), np.int64)
         if latest_us >= 0:
             present_us = min(present_us, latest_us)

@@ -182,8 +182,7 @@ class Writer:
                     self._take_batch(group)
             if work.bulk is not None:
                 self._take_chunk(work.bulk)
-            if work.bulk is None or work.bulk.at == len(work.bulk.usage.windows):
-                self._evict_expired()  # between chunks the tasks of the next ones seem silent where a cell goes on
+            self._evict_expired()
             if self.snapshotter is not None:
                 self.snapshotter.check()
             self._watch.check()

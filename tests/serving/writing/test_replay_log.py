@@ -171,6 +171,7 @@ def test_a_state_of_other_units_is_not_answered_from(start: Callable[..., Servic
 def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: Callable[..., Service]) -> None:
     service = start(forget_s=3_600.0, ahead_s=1e6)
     service.told({"task": 1, "at": 0}, {"task": 2, "at": 0})
+    service.told({"task": 2, "at": 10})
     service.told({"task": 2, "at": 20})
     service.writer._evict_at = 0.0
     service.told({"task": 2, "at": 21})

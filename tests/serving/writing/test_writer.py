@@ -417,20 +417,6 @@ def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes
     assert service.told({"task": 1, "at": 2}).taken == 1
 
 
-def test_a_cell_that_goes_on_after_days_with_one_large_write_keeps_all_of_its_tasks(
-    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "_SMALL_ROWS", 2)
-    monkeypatch.setattr(writer, "_CHUNK_ROWS", 3)
-    monkeypatch.setattr(writer, "_SMALL_CHUNK_ROWS", 3)
-    monkeypatch.setattr(writer, "_EVICT_EVERY_S", 0.0)
-    service = start(forget_s=86_400.0, ahead_s=1e6)
-    service.told(*({"task": t} for t in range(10)))
-    service.told(*({"task": t, "at": 1_000} for t in range(9)))
-    soon(lambda: len(service.tracker) == 9)  # the one that did not go on is forgotten
-    assert service.tracker.look(service.tracker.names()).task["windows"].tolist() == [2] * 9
-
-
 def test_large_writes_are_cut_finer_while_small_ones_come(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "_SMALL_ROWS", 2)
     now_s = [0.0]
