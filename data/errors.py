@@ -10,6 +10,7 @@
       HistoryTooShortError          there is less data than the step needs; gives both numbers
       ModelError                    no such model, or another feature pipeline made it
         ModelAbsentError            no such model, by the word of the registry
+        OtherReleaseError           another release made it, in a format or of features that this one does not read
       StoreError                    the state of the service cannot be written or read back
 
 A message gives the expected value, the actual one, and the place. The caller can mend each of these: the command line
@@ -47,6 +48,10 @@ class ModelError(ReclaimError):
 
 class ModelAbsentError(ModelError):
     """There is a registry, or none yet, and the model is not in it; not one that cannot be reached or read."""
+
+
+class OtherReleaseError(ModelError):
+    """Another release made the model, in a format or of features that this one does not read."""
 
 
 class StoreError(ReclaimError):

@@ -105,7 +105,7 @@ class ServingSettings(BaseSettings):
     stale_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     """A task without a new window for this long gets its limit again, in seconds; None: two horizons of the model."""
     forget_s: float = Field(default=86_400.0, gt=0, le=LONGEST_S)
-    """A task without a new window for this long is forgotten, in seconds."""
+    """A task without a new window for this long, while others have some, is forgotten, in seconds."""
     largest_cpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The most CPU that any machine of the cell supplies, in the unit of the limits; None: unknown."""
     largest_memory: float | None = Field(default=None, gt=0, allow_inf_nan=False)

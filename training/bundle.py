@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from reclaim.data.core.files import replaced_folder
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 from reclaim.features.groups import TIER_LABELS
@@ -190,9 +190,10 @@ def load_bundle(folder: Path) -> Bundle:
 
     Raises
     ------
+    OtherReleaseError
+        Its format is unknown, or it was made for another feature pipeline.
     ModelError
-        The folder holds none, its format is unknown, it was made for another feature pipeline, or its files are damaged
-        or of another release.
+        The folder holds none, or its files are damaged or of another release.
     """
     from safetensors import SafetensorError
 
@@ -212,12 +213,12 @@ def load_bundle(folder: Path) -> Bundle:
 def _load(folder: Path) -> Bundle:
     facts = json.loads((folder / BUNDLE_FILE).read_text())
     if facts.get("format") != FORMAT or facts.get("kind") not in LEARNED:
-        raise ModelError(
+        raise OtherReleaseError(
             f"{folder / BUNDLE_FILE}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
             f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
     if facts["pipeline_version"] != (present := pipeline_of(facts["kind"])):
-        raise ModelError(
+        raise OtherReleaseError(
             f"{folder}: the model was made by feature pipeline {facts['pipeline_version']}, this is "
             f"{present}; run `reclaim features` and `reclaim train` again, or install the release it came from"
         )

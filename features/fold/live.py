@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -37,6 +38,8 @@ from reclaim.features.fold.task_update import N_LEVELS
 from reclaim.features.registry import PIPELINE_VERSION, SLOT_S, feature_names
 
 _SLOTS_A_DAY: Final = 86_400 // SLOT_S
+_OF_CELL: Final = re.compile(r"largest_machine=\([^)]*\), monday_us=-?\d+, ")
+"""The cell in ``batch.made_by``: features are read by it, and no record depends on it."""
 _TASKS_TO_A_ROW: Final = 8
 """Tasks for which one row of histograms is lent at once: few need a new one, but in a cell's first hour all do."""
 _PENDING: Final = np.dtype(
@@ -229,20 +232,21 @@ class TolerantState:
         }
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what another one remembered, to the bit; its bound of lateness may have been another.
+        """Go on from what another one remembered, to the bit; its bound of lateness and its cell may have been others.
 
-        The arrays are kept, not copied: the caller gives them up.
+        Features are those of this cell from the next window of a task on. The arrays are kept, not copied: the caller
+        gives them up.
 
         Raises
         ------
         ConfigError
-            It was made for another cell, or by other code.
+            It was made by other code, or with another choice of features.
         """
         theirs = str(memory[MADE_BY]) if MADE_BY in memory else "something unknown"
-        if theirs != self._made_by:
+        if _OF_CELL.sub("", theirs) != _OF_CELL.sub("", self._made_by):
             raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
         like = TolerantState(self._cell, 0.0, related=self._with_related).memory()  # what each array must look like
-        ours = {name: adopt(name, array, memory) for name, array in like.items()}
+        ours = {name: adopt(name, array, memory) for name, array in like.items() if name != MADE_BY}
         self._begin(0)
         self._settled, self._day = ours["task"], int(ours["day"])
         self._histograms.recall(ours["histograms"], ours["histograms_free"])

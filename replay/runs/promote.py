@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.targets import HORIZONS_S
@@ -81,7 +81,8 @@ def promote(
 
     Both have prices set again on the validation rows, at the budgets that the candidate was trained for, so that they
     violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
-    version of a name is compared with the built-in model, or with none where no dataset is named. No test row is read.
+    version of a name is compared with the built-in model, or with none where no dataset is named. A champion of
+    another release cannot be asked, and the built-in model is in its place. No test row is read.
 
     Parameters
     ----------
@@ -110,11 +111,16 @@ def promote(
     if not datasets:
         raise ConfigError(f"name the dataset whose validation rows {reference} is judged on; {_FORCE}")
     served = BUILTIN if champion is None else f"{found.name}/{before}"
-    candidate, of_served = (load_model(reference) for reference in (f"{found.name}/{found.version}", served))
+    what = "the built-in model" if champion is None else f"version {before}"
+    candidate = load_model(f"{found.name}/{found.version}")
+    try:
+        of_served = load_model(served)
+    except OtherReleaseError:
+        served, of_served = BUILTIN, load_model(BUILTIN)
+        what = f"the built-in model, for version {before} is of another release,"
     rows = _compared(open_sources(datasets), candidate, of_served)
     failed = [f"{row['resource']} at {row['margin']}" for row in rows if row["verdict"] in (WORSE, UNKNOWN)]
     if not failed:
-        what = "the built-in model" if champion is None else f"version {before}"
         return _moved(found, before, f"not worse than {what} on validation rows", rows)
     unknown = all(row["verdict"] != WORSE for row in rows)
     how = "cannot be told from" if unknown else "reclaims less than"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import StoreError
 from reclaim.data.schema import DAY_US
-from reclaim.serving.cell.claims import MOST_CLAIMS, Claims
+from reclaim.serving.cell.claims import MOST_CLAIMS, PERIOD_S, Claims
 
 if TYPE_CHECKING:
     from reclaim.serving.settings import ServingSettings
@@ -64,6 +65,8 @@ class CellClock:
         self._ahead_us = int(settings.ahead * _US)
         self._now_us, self._passed_s = now_us, passed_s
         self._moved_s = passed_s()
+        self._forget_us = int(settings.forget_s * _US)
+        self._resumed_s = -math.inf
         self._need = 1  # tasks beyond the clock that move it
         self._beyond = 0  # at most so many tasks are
         self._wanting = 0  # further claims before they are counted again
@@ -92,6 +95,11 @@ class CellClock:
         return -1 if self.present_us < 0 else self.present_us + self._ahead_us
 
     @property
+    def resumes(self) -> bool:
+        """True while a cell goes on after a silence in which tasks would be forgotten: not all have sent again yet."""
+        return self._passed_s() - self._resumed_s < PERIOD_S
+
+    @property
     def problem(self) -> str | None:
         """Fault between the clock and the windows that come, and its remedy; None: no fault."""
         claims = self.claims
@@ -99,6 +107,12 @@ class CellClock:
             return (
                 f"windows of {claims.refused} tasks were refused of late as in the future, and those of {claims.taken} "
                 f"taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
+            )
+        if self._unix and self.latest_us > self.bound_us >= 0:
+            return (
+                f"the latest window ends {(self.latest_us - self.present_us) / _US:,.0f} s after this machine's time, "
+                "which was set back since: until then windows of such tasks are refused as too late. Where the time "
+                "was wrong before and is right now, start with another --state folder"
             )
         behind_us = self.present_us - self.latest_us
         if self._unix and self.latest_us >= 0 and claims.taken and behind_us > DAY_US:
@@ -158,7 +172,7 @@ class CellClock:
     def reach(self, end_us: Ids, tasks: Tasks) -> None:
         """Record that windows were taken; ``end_us`` has the end of the last one of each task, shape (n,)."""
         if self._unix:
-            self.latest_us = max(self.latest_us, int(end_us.max(initial=-1)))
+            self.move(max(self.latest_us, int(end_us.max(initial=-1))))
             return
         self._beyond += int(np.count_nonzero(end_us > self.latest_us))
         if self._beyond < self._need:
@@ -172,6 +186,8 @@ class CellClock:
 
     def move(self, to_us: int) -> None:
         """Set ``latest_us``."""
+        if 0 <= self.latest_us < to_us - self._forget_us:
+            self._resumed_s = self._passed_s()
         self.latest_us, self._moved_s = to_us, self._passed_s()
 
     def read(self, then_us: int) -> None:

@@ -445,10 +445,8 @@ class Tracker:
 
         Raises
         ------
-        ConfigError
-            Another cell or other code made them.
         StoreError
-            They are incomplete.
+            Other code made them, or they are incomplete.
         """
         try:
             if memory["tasks"].dtype != TASK or memory["x"].shape[1:] != self._x.shape[1:]:
@@ -466,6 +464,8 @@ class Tracker:
             self._recall_prices(part_of(memory, "following."))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
+        except ConfigError as error:
+            raise StoreError(f"{error} with another --state folder") from error
 
     def _recall_prices(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Let the prices go on where they are of the model that is followed and of this release."""
@@ -501,10 +501,16 @@ class Tracker:
             self._scores = self._scores.room(need)
 
     def expired(self) -> Ids:
-        """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``."""
-        present_us = self.clock.present_us
-        if present_us < 0:
+        """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``.
+
+        While nothing comes, nothing is forgotten, however wrong this machine's time. Nor is it just after, when others
+        have not sent again yet.
+        """
+        present_us, latest_us = self.clock.present_us, self.clock.latest_us
+        if present_us < 0 or self.clock.resumes:
             return np.zeros((0, 2), np.int64)
+        if latest_us >= 0:
+            present_us = min(present_us, latest_us)
         self._ended.forget(present_us - max(KEPT_US, int(self._settings.lateness_s * _US)))
         slot = self._seen(self._slots.all())
         heard_us = self._tasks["heard_us"][slot]

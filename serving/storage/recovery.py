@@ -111,7 +111,8 @@ def _read_log(folder: Path, found: Found) -> None:
 def _check_version(path: Path, theirs: int, ours: int) -> None:
     if theirs != ours:
         raise StoreError(
-            f"{path} was written by state version {theirs}, this code has {ours}: start with another folder"
+            f"{path} was written by state version {theirs}, this code has {ours}: start with another --state folder, "
+            "or with the release that wrote it"
         )
 
 

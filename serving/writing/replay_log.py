@@ -52,8 +52,6 @@ def replay_log(
     ------
     StoreError
         The amounts of the state have other units, or another release wrote it.
-    ConfigError
-        It belongs to another cell.
     """
     found, rows = store.recovered, 0
     saved = named_in(part_of(found.arrays or {}, _SAVED))

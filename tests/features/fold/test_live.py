@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
+from reclaim.features.fold import live
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
@@ -370,12 +371,27 @@ def test_with_another_bound_it_goes_on_from_where_the_tasks_stood(history: Histo
             assert same_bits(x, expected[k : k + 1])
 
 
-def test_memory_of_another_cell_or_code_is_refused(history: History) -> None:
+def test_a_cell_that_is_described_otherwise_goes_on_as_if_it_had_always_been_so(history: History) -> None:
+    windows, none = history([0.1, 0.4, 0.2, 0.3, 0.5]), np.zeros(5, np.int64)
+    for cell in (Cell(), Cell((32.0, math.nan), -3_600_000_000)):  # a larger machine, and summer time
+        always, one, two = (TolerantState(of, BOUND_S, related=True) for of in (cell, CELL, cell))
+        for state in (always, one):
+            state.advance(none[:3], windows.take(slice(0, 3)))
+        two.recall(saved(one))
+        for k in (3, 4):
+            _, expected, _, _ = always.advance(none[:1], windows.take(slice(k, k + 1)))
+            _, x, _, _ = two.advance(none[:1], windows.take(slice(k, k + 1)))
+            assert same_bits(x, expected)
+
+
+def test_memory_of_other_code_is_refused(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     state = TolerantState(CELL, BOUND_S, related=True)
     state.advance(np.zeros(1, np.int64), history([0.1]))
     memory = saved(state)
-    with pytest.raises(ConfigError, match="cannot go on in tolerant features"):
-        TolerantState(Cell(), BOUND_S, related=True).recall(memory)
+    with monkeypatch.context() as other_code:
+        other_code.setattr(live, "PIPELINE_VERSION", "another")
+        with pytest.raises(ConfigError, match=r"cannot go on in tolerant features.*another"):
+            TolerantState(CELL, BOUND_S, related=True).recall(memory)
     with pytest.raises(ConfigError, match=r"related=True.* cannot go on in .*related=False"):
         TolerantState(CELL, BOUND_S).recall(memory)
     with pytest.raises(ConfigError, match="something unknown"):

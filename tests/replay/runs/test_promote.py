@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import FEATURE_NAMES
@@ -23,6 +23,7 @@ from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import ALL_HEADS
 from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import ModelVersion
 
 
@@ -119,6 +120,23 @@ def test_the_same_model_again_is_not_worse(dataset: Path, registry: Registry) ->
     promotion = promote([dataset], "reclaim/4")
     assert promotion.moved
     assert {(row["difference"], row["verdict"]) for row in promotion.comparison} == {(0.0, "within the noise")}
+
+
+def test_a_champion_of_another_release_gives_way_to_what_is_not_worse_than_the_built_in_model(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> Bundle:
+        if name == "reclaim/1":
+            raise OtherReleaseError("expected format 5")
+        return guessing(0.5) if name == BUILTIN else registry.models[name.partition("/")[2]]
+
+    monkeypatch.setattr(module, "load_model", load)
+    worse = promote([dataset], "reclaim/3")
+    assert (worse.refused, registry.champion) == (True, "1")
+    assert worse.why.startswith("reclaim/3 reclaims less than builtin on validation rows")
+    promotion = promote([dataset], "reclaim/2")
+    assert (promotion.moved, promotion.before, registry.champion) == (True, "1", "2")
+    assert promotion.why == "not worse than the built-in model, for version 1 is of another release, on validation rows"
 
 
 def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(registry: Registry) -> None:

@@ -148,6 +148,19 @@ def test_with_this_machines_clock_the_windows_of_a_trace_are_named(start: Start)
     assert "RECLAIM_CLOCK=trace" in str(memory.clock.problem)
 
 
+def test_windows_taken_while_this_machines_time_was_ahead_are_named_once_it_is_set_back(start: Start) -> None:
+    memory = start(now_us=10 * W, clock="unix")
+    assert memory.send(range(10), 9) == {TAKEN}
+    memory.now_us += 24 * HOUR * W
+    assert memory.send(range(10), 9 + 24 * HOUR) == {TAKEN}
+    assert memory.clock.problem is None
+    memory.now_us -= 24 * HOUR * W
+    assert memory.send(range(10), 10) == {OUTCOMES.index("too_late")}
+    assert "ends 86,400 s after this machine's time, which was set back since" in str(memory.clock.problem)
+    memory.now_us += 24 * HOUR * W
+    assert memory.clock.problem is None
+
+
 def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:
     memory, other = start(), start()
     memory.send(range(100), 0)

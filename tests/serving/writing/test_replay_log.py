@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reclaim.features.fold import live
 from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.models.scorer import Scorer
@@ -35,17 +36,31 @@ if TYPE_CHECKING:
     from tests.serving.conftest import History
 
 
-def test_a_state_of_another_cell_is_not_answered_from(scorer: Scorer, start: Callable[..., Service]) -> None:
+def test_a_state_of_another_release_is_not_answered_from(
+    scorer: Scorer, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = start()
     service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
     service.told({"task": 1})
     soon(lambda: service.snapshotter.saved_at is not None)
     service.close()
-    other = start(largest_cpu=2.0)
-    assert "start afresh" in other.writer.state
+    monkeypatch.setattr(live, "PIPELINE_VERSION", "another")
+    other = start()
+    assert "start afresh with another --state folder" in other.writer.state
     error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
     assert "start afresh" in error.body.error.message
     other.writer.promote(scorer)  # nobody is answered, and nobody waits
+
+
+def test_a_state_goes_on_in_a_cell_that_is_described_otherwise(start: Callable[..., Service]) -> None:
+    service = start()
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1})
+    soon(lambda: service.snapshotter.saved_at is not None)
+    service.close()
+    other = start(largest_cpu=2.0, monday_us=3_600_000_000)
+    assert other.told({"task": 1, "at": 1}).taken == 1
+    assert other.tracker.look(other.tracker.names()).task["windows"].tolist() == [2]
 
 
 def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
@@ -157,6 +172,7 @@ def test_a_state_of_other_units_is_not_answered_from(start: Callable[..., Servic
 def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: Callable[..., Service]) -> None:
     service = start(forget_s=3_600.0, ahead_s=1e6)
     service.told({"task": 1, "at": 0}, {"task": 2, "at": 0})
+    service.told({"task": 2, "at": 10})
     service.told({"task": 2, "at": 20})
     service.writer._evict_at = 0.0
     service.told({"task": 2, "at": 21})
