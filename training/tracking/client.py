@@ -53,14 +53,33 @@ def store_client() -> MlflowClient:
     try:
         with quiet(), _asked_once():
             make_usable(uri)
-            mlflow.set_tracking_uri(uri)
-            mlflow.set_registry_uri(uri)
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
     return client
+
+
+@contextmanager
+def default_store(uri: str) -> Iterator[None]:
+    """Let MLflow's functions that take no client use a store; the caller's own store is then what it was.
+
+    MLflow keeps the store in variables of the environment, too.
+    """
+    import mlflow
+
+    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # as it is before it is set
+        mlflow.set_registry_uri(None)  # type: ignore[arg-type]
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
 
 
 def run_interface(port: int) -> None:
