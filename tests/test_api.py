@@ -191,6 +191,8 @@ def test_a_replay_is_the_one_of_the_command_line_and_shows_its_figures(
     assert "<svg" in shown
     assert set(replay.runs["estimator"]) >= {"borg", f"reclaim/{model.version}"}
     assert "oracle" in set(replay.summary.iloc[:, 1])
+    assert repr(replay) == "Replay('ratios', 'replayed')"
+    assert repr(reclaim.Recommendations(replay._experiment, replay._report)) == "Recommendations('ratios', 'replayed')"
 
 
 def test_a_model_and_a_dataset_are_shown_with_what_matters(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
