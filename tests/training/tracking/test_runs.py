@@ -17,7 +17,7 @@ from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import default_store, default_tracking_uri, missing
+from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, store_client
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_run_and_a_store_of_the_caller_stay_what_they_were(
     client = mlflow.MlflowClient(own)
     assert client.get_run(mine.info.run_id).data.metrics == {"loss": 0.5}
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == mine.info.run_id
-    assert "mlflow.parentRunId" not in tracking.store_client().get_run(run.run_id).data.tags
+    assert "mlflow.parentRunId" not in store_client().get_run(run.run_id).data.tags
 
 
 def test_a_run_that_breaks_is_kept_as_failed_and_can_be_gone_on_with() -> None:
