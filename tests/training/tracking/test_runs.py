@@ -94,6 +94,12 @@ def test_a_run_and_a_store_of_the_caller_stay_what_they_were(
     assert "mlflow.parentRunId" not in store_client().get_run(run.run_id).data.tags
 
 
+def test_mlflow_prints_no_address_of_a_run_into_the_output_of_a_command() -> None:
+    with tracking.start_run("silent", "network"):
+        assert os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] == "true"
+    assert "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT" not in os.environ  # those of the caller are printed
+
+
 def test_a_run_that_breaks_is_kept_as_failed_and_can_be_gone_on_with() -> None:
     def break_off() -> None:
         with tracking.start_run("breaks", "network"):
