@@ -76,6 +76,7 @@ def test_a_run_and_a_store_of_the_caller_stay_what_they_were(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    store_client()  # MLflow warns of its own parts the first time
     own = mlflow.get_tracking_uri()  # MLflow's own default
     with mlflow.start_run() as mine:
         with tracking.start_run("within", "network") as run:
