@@ -191,6 +191,8 @@ def test_a_replay_is_the_one_of_the_command_line_and_shows_its_figures(
     assert "<svg" in shown
     assert set(replay.runs["estimator"]) >= {"borg", f"reclaim/{model.version}"}
     assert "oracle" in set(replay.summary.iloc[:, 1])
+    assert repr(replay) == "Replay('ratios', 'replayed')"
+    assert repr(reclaim.Recommendations(replay._experiment, replay._report)) == "Recommendations('ratios', 'replayed')"
 
 
 def test_a_model_and_a_dataset_are_shown_with_what_matters(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
@@ -243,11 +245,64 @@ def test_what_is_no_model_cell_frame_or_setting_is_named(dataset: reclaim.Datase
         dataset.replay("ratios", "out", models=model)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"cell must be a Cell, as Dataset.cell is, got 3"):
         model.predict(dataset.histories(), cell=3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"tasks must be a frame, rows of Dataset.tasks\(\), got \[1\]"):
-        dataset.usage(tasks=[1])  # type: ignore[arg-type]
+    for tasks in ([1], pa.table({"collection_id": [1], "instance_index": [0]})):
+        with pytest.raises(ConfigError, match=r"tasks must be a frame of pandas, .* type \w+; `.to_pandas\(\)` makes"):
+            dataset.usage(tasks=tasks)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="settings: expected a mapping of names to values"):
+        dataset.features(settings={1: 2})  # type: ignore[dict-item]
+    with pytest.raises(SchemaError, match="columns are named by texts, got 7"):
+        dataset.usage([7])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="settings: expected a mapping of names to values"):
         dataset.recommend("out", settings=["hold_days=7"])  # type: ignore[arg-type]
     assert not os.path.exists("out")
+
+
+def test_tasks_that_are_none_of_a_dataset_are_named_and_other_columns_of_theirs_do_not_matter(
+    dataset: reclaim.Dataset,
+) -> None:
+    tasks = dataset.tasks().head(3)
+    expected = dataset.usage(tasks=tasks)
+    mixed = pd.Series([1, "x", None], tasks.index, object)
+    assert dataset.usage(tasks=tasks.assign(mixed=mixed, sparse=pd.arrays.SparseArray([0, 0, 1]))).equals(expected)
+    gap = tasks["collection_id"].astype("Int64").where(np.array([True, False, True]))
+    for frame, message in (
+        (
+            tasks.assign(collection_id=gap),
+            r"collection_id must be whole numbers, as of .*, got 1 missing",
+        ),
+        (tasks.astype({"collection_id": float}), "collection_id must be whole numbers, .* got double"),  # a merge's
+        (tasks.astype({"collection_id": "str"}), "collection_id must be whole numbers, .* got .*string"),
+        (pd.concat([tasks, tasks], axis=1), "columns twice: collection_id, instance_index; each is needed once"),
+        (pd.concat({"of": tasks}, axis=1), "the columns have 2 levels, expected one"),
+        (tasks.assign(instance_index=pd.arrays.SparseArray([0, 0, 1])), "Sparse .*; a column has values of one type"),
+    ):
+        with pytest.raises(SchemaError, match=f"^tasks: .*{message}"):
+            dataset.usage(tasks=frame)
+
+
+def test_a_dataset_and_a_model_have_the_notes_that_the_command_line_prints(
+    dataset: reclaim.Dataset, model: reclaim.Model, tmp_path: Path
+) -> None:
+    assert dataset.notes == []
+    assert model.notes == model.bundle.trained["notes"]
+    assert "<li>OOM label: OOM is a derived label" in model._repr_html_()
+    (tmp_path / "in").mkdir()
+    usage = pd.DataFrame({"vm": "a", "t": [0, 300, 600, 600, 900], "cpu": [1.0, 2.0, 1.0, 1.0, -1.0]})
+    usage.to_csv(tmp_path / "in" / "a.csv")
+    (tmp_path / "map.toml").write_text(
+        'task = "vm"\ntime = "t"\ntime_unit = "ms"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu"\n'  # they are s
+    )
+    with pytest.warns(UserWarning, match=r"read: \d+\.\d% of the windows: a window begins before .*; likely"):
+        read = reclaim.ingest(
+            tmp_path / "in", tmp_path / "read", trace="series", mapping=tmp_path / "map.toml",
+            settings={"max_reject_share": 0.5},
+        )  # fmt: skip
+    said = "\n".join(read.notes)
+    assert "3 windows have no CPU limit: the trace gives them none above 0" in said
+    assert "1 windows repeat a task and a time of others" in said
+    assert "warning: " in said
+    assert "<th>rejected lines</th><td>1</td>" in read._repr_html_()
+    assert "<li>1 windows repeat a task" in reclaim.open(tmp_path / "read")._repr_html_()
 
 
 def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
@@ -269,7 +324,7 @@ def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: rec
         dataset.features(["cpu_last"], period="tests")
     with pytest.raises(ConfigError, match=r"settings: unknown setting 'fit.epoch'; did you mean 'fit.epochs'"):
         reclaim.train(dataset, settings={"fit.epoch": 3})
-    with pytest.raises(ConfigError, match=r"must be a frame or a Dataset, got 'dataset'; `reclaim.open"):
+    with pytest.raises(ConfigError, match=r"must be a frame of pandas or a Dataset, .* type str; `reclaim.open"):
         model.predict("dataset")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no experiment 'margin'; expected one of margins, "):
         dataset.replay("margin", "out")
@@ -283,4 +338,6 @@ def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: rec
     assert folder.version == "local"
     with pytest.raises(ModelError, match=r"a folder has no record of its run; load NAME/VERSION"):
         folder.scores()
+    with pytest.raises(ModelError, match=r"the built-in model has no record of a run here; docs/builtin.md has its"):
+        reclaim.load("builtin").scores()
     assert not os.path.exists("out")

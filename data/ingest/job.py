@@ -44,7 +44,13 @@ TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "kubernetes", "reco
 _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
 """Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
 _ROWS_PER_BUCKET: Final = 100_000
-_NO_NUMBER: Final = "values of a series are numbers: convert dates first, as docs/add-a-trace-or-an-estimator.md shows"
+_REMEDIES: Final = {
+    mismatch("", "double"): "values of a series are plain numbers, not as 5%, 0,5 or 250m: convert dates first, as "
+    "docs/add-a-trace-or-an-estimator.md shows",
+    " is past the last time there can be": "the mapping's time_unit is s, ms or us: divide nanoseconds by 1000 first",
+    " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",
+}
+"""Ends of the reasons of a series' rejects, and what to do."""
 _COMPANIONS: Final = frozenset({
     "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
     "fetch.jsonl", "history.json", "made.json", "feed.json", "feed.lock", "feed.fold", "MD5SUM", "SHA1SUM", "SHA256SUM",
@@ -367,8 +373,8 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
         first = connection.execute(f"SELECT {s.REJECT_FILE}, {s.REJECT_LINE} {kept} ORDER BY 1, 2 LIMIT 1").fetchone()
     file, line = first or ("", 0)
     most = ", ".join(f"{reason} ({count})" for reason, count in [*reasons.items()][:4])
-    no_number = config.trace == "series" and any(reason.endswith(mismatch("", "double")) for reason in reasons)
-    remedy = f"; {_NO_NUMBER}" if no_number else ""
+    remedies = [remedy for end, remedy in _REMEDIES.items() if any(reason.endswith(end) for reason in reasons)]
+    remedy = "".join(f"; {one}" for one in remedies if config.trace == "series")
     raise TraceError(
         f"{bad} of {lines} lines rejected, more than {config.max_reject_share:.3%} (--max-reject-share): "
         f"{most}; first {file} line {line}; all in {listed}{remedy}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,3 +119,21 @@ def manifest_of(
         "extras": {table: list(names) for table, names in source.extras.items()},
         "notes": [*source.notes, *source.findings],
     }  # fmt: skip
+
+
+def notes_of(manifest: dict[str, Any], findings: Sequence[str]) -> list[str]:
+    """Return what a reader of a dataset must know, a line each, with what was found in its trace; warnings say so."""
+    counts, unread, lines = manifest["counts"], manifest["not_read"], list[str]()
+    if not counts["usage"]:
+        lines.append("no usage windows: the dataset can be inspected, not trained on")
+    if counts["windows_without_limit"]:
+        why = "no event gives them one above 0" if counts["events"] else "the trace gives them none above 0"
+        lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
+    if repeated := counts["duplicate_windows"]:
+        lines.append(f"{repeated:,} windows repeat a task and a time of others; one of each is kept")
+    lines += findings
+    lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
+    if unread:
+        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+        lines.append(f"not read: {', '.join(unread[:3])}{more}")
+    return lines

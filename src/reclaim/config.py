@@ -63,7 +63,7 @@ def config_from(kind: type[C], settings: Mapping[str, Any]) -> C:
         A name is unknown, or a value is of the wrong type or out of range.
     """
     values: dict[str, Any] = {}
-    if not isinstance(settings, Mapping):
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(f"settings: expected a mapping of names to values, got {settings!r}")
     for name, value in settings.items():
         _assign(values, name.split("."), value, name)
@@ -119,11 +119,17 @@ def _value(text: str) -> Any:
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any, assignment: str) -> None:
+    """Put a value under its dotted name; a table adds to what is set of it."""
     for name in path[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise ConfigError(f"--set {assignment!r}: {name} is a value, not a table")
-    values[path[-1]] = value
+    if isinstance(value, Mapping):
+        for name, of in value.items():
+            _assign(values, [path[-1], name], of, assignment)
+        values.setdefault(path[-1], {})  # an empty table
+    else:
+        values[path[-1]] = value
 
 
 def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str, ...]) -> C:

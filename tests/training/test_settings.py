@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reclaim.cli.app import app
-from reclaim.config import load_config
+from reclaim.config import config_from, load_config
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import build_features
@@ -88,3 +88,12 @@ def test_reclaim_train_trains_with_a_shipped_configuration_by_its_name(
     expected = load_config(TrainConfig, config_file(Path("vm-series"))).fit
     for name in ("dropout", "learning_rate"):
         assert recorded[f"fit.{name}"] == str(getattr(expected, name))
+
+
+def test_a_table_next_to_dotted_names_of_it_adds_to_them_and_stays_as_it_was() -> None:
+    fit = {"dropout": 0.1}
+    for settings in ({"fit.epochs": 7, "fit": fit}, {"fit": fit, "fit.epochs": 7}):
+        made = config_from(TrainConfig, settings)
+        assert (made.fit.epochs, made.fit.dropout) == (7, 0.1)
+    assert fit == {"dropout": 0.1}
+    assert load_config(TrainConfig, None, ["fit.epochs=7", "fit={dropout=0.1}"]) == made

@@ -20,6 +20,10 @@ from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import needed, violates
 
+NO_LIMIT: Final = (
+    "no row has a limit: a series gets one from its mapping, `cpu_limit`, and any other trace from its events"
+)
+"""Cause of an error that a longer history does not mend."""
 TIER_VIOLATIONS: Final = 20
 """Rows that a tier must be able to spend before it gets a setting of its own: with fewer, one task decides."""
 TIER_ROWS: Final = 10_000
@@ -113,9 +117,10 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
     granted = np.any(windows.limit > 0, axis=0)
     for r, resource in enumerate(RESOURCES):
         if not rows[:, r].any() and (granted[r] or not granted.any()):
+            cause = "the trace is shorter than the horizon after the validation split" if granted.any() else NO_LIMIT
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
-                "expected at least 1; the trace is shorter than the horizon after the validation split"
+                f"expected at least 1; {cause}"
             )
     return rows
 

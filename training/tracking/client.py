@@ -24,6 +24,7 @@ from contextlib import closing
 
 _RETRIES: Final = "2"
 """Times that a tracking server is asked again: MLflow's own seven keep the user waiting for minutes."""
+_NO_ADDRESS: Final = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
 _FIRST: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 """Settings of MLflow for the first request, 5 seconds among them: a server that is not there is an error soon."""
 
@@ -53,14 +54,35 @@ def store_client() -> MlflowClient:
     try:
         with quiet(), _asked_once():
             make_usable(uri)
-            mlflow.set_tracking_uri(uri)
-            mlflow.set_registry_uri(uri)
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
     return client
+
+
+@contextmanager
+def default_store(uri: str) -> Iterator[None]:
+    """Let MLflow's functions that take no client use a store; the caller's own store is then what it was.
+
+    MLflow keeps the store in variables of the environment, too. It prints no address of a run on a server: the output
+    of a command may be JSON.
+    """
+    import mlflow
+
+    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", _NO_ADDRESS)}
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    os.environ.setdefault(_NO_ADDRESS, "true")
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # as it is before it is set
+        mlflow.set_registry_uri(None)  # type: ignore[arg-type]
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
 
 
 def run_interface(port: int) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from reclaim.data.core.nested import flatten
 from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.training.tracking.client import (
     artifact_folder,
+    default_store,
     default_tracking_uri,
     missing,
     quiet,
@@ -40,6 +42,8 @@ ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
+_PARENT: Final = "mlflow.parentRunId"
+"""MLflow's tag of the run that a run is within."""
 _DIGEST: Final = 36
 """Letters of a dataset's digest that MLflow keeps."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
@@ -181,6 +185,8 @@ def start_run(
 ) -> Iterator[Run]:
     """Open a run; it ends FINISHED, or FAILED when an exception passes.
 
+    A run of the caller's own stays active: this one is within it, where both are in one store.
+
     Parameters
     ----------
     experiment : str
@@ -202,9 +208,17 @@ def start_run(
 
     try:
         experiment_id = _experiment_id(client, experiment)
-        with mlflow.start_run(
-            run_id=run_id, experiment_id=experiment_id, run_name=None if run_id else name, tags=dict(tags or {})
-        ) as active:
+        outer, uri = mlflow.active_run(), default_tracking_uri()
+        elsewhere = outer is not None and mlflow.get_tracking_uri() != uri
+        with (
+            default_store(uri),
+            mlflow.start_run(
+                run_id=run_id, experiment_id=experiment_id, run_name=None if run_id else name, tags=dict(tags or {}),
+                nested=outer is not None,
+            ) as active,
+        ):  # fmt: skip
+            if elsewhere and not run_id:
+                client.delete_tag(active.info.run_id, _PARENT)
             yield Run(client, active.info.run_id)
     except MlflowException as error:
         reason = str(error).strip().partition("\n")[0]
@@ -359,7 +373,7 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
         from mlflow.exceptions import MlflowException
 
     try:
-        with quiet():
+        with quiet(), default_store(default_tracking_uri()):  # which is asked for the model's name, whatever is passed
             uri = f"models:/{found.name}/{found.version}"
             folder = Path(mlflow.artifacts.download_artifacts(uri, dst_path=None if into is None else str(into)))
         if not any(folder.iterdir()):  # MLflow copies a folder that is gone without a word
@@ -416,8 +430,11 @@ def load_dict(run_id: str, file: str) -> dict[str, Any]:
     from mlflow.exceptions import MlflowException
 
     try:
-        uri = f"{client.get_run(run_id).info.artifact_uri}/{file}"
-        value: dict[str, Any] = json.loads(mlflow.artifacts.load_text(uri))
+        with tempfile.TemporaryDirectory() as folder:
+            kept = mlflow.artifacts.download_artifacts(
+                run_id=run_id, artifact_path=file, dst_path=folder, tracking_uri=client.tracking_uri
+            )
+            value: dict[str, Any] = json.loads(Path(kept).read_text(encoding="utf-8"))
     except (MlflowException, OSError) as error:
         raise ModelError(f"run {run_id} has no {file}: {error}") from error
     return value
@@ -433,7 +450,10 @@ def find_file(run_id: str, file: str) -> Path | None:
         if file not in {kept.path for kept in client.list_artifacts(run_id)}:
             return None
         with quiet():
-            return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=file))
+            found = mlflow.artifacts.download_artifacts(
+                run_id=run_id, artifact_path=file, tracking_uri=client.tracking_uri
+            )
+            return Path(found)
     except (MlflowException, OSError) as error:
         raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,7 +54,8 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     """
     check_gzip(file)
     delimiter, present, headed = _layout(table, file)
-    declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
+    names = _engine_names(file, present, set(table.named_as(set(present)).columns))
+    declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
     _check_fields(file, delimiter, len(present), stage.rejects.most)
     within = np.empty(0, np.int64) if table.order else _lines_within_rows(file, delimiter, len(present))
     mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
@@ -87,6 +89,31 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
             stage.rejects.add(_renumbered(lines, missed), reasons)
     numbered.path.unlink()
     return taken
+
+
+def _engine_names(file: Path, present: list[str], wanted: Set[str]) -> list[str]:
+    """Return names for the query engine, which knows no empty one and tells none apart by case; wanted ones stay.
+
+    pandas writes an index as a column without a name.
+
+    Raises
+    ------
+    SchemaError
+        Two wanted columns differ by case alone.
+    """
+    needed = sorted(wanted & set(present))
+    taken = {name.lower(): name for name in needed}
+    if len(taken) < len(needed):
+        one, other = next((name, taken[name.lower()]) for name in needed if taken[name.lower()] != name)
+        raise SchemaError(f"{file}: columns {one} and {other} differ by case alone; rename one of them")
+    names = []
+    for at, name in enumerate(present):
+        free = name if name in wanted or (name and name.lower() not in taken) else f"column {at}"
+        while free not in wanted and free.lower() in taken:
+            free += "_"
+        taken[free.lower()] = free
+        names.append(free)
+    return names
 
 
 def _renumbered(lines: NDArray[np.int64], missed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -182,8 +209,11 @@ def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
     """
     # a folder named key=value is only a folder: the columns are those in the file
     reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true, hive_partitioning = false)"
-    with readable(file):
-        described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
+    try:
+        with readable(file):
+            described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
+    except duckdb.BinderException as error:
+        raise SchemaError(f"{file}: {_ROW_NUMBER} is a name of the query engine's own; rename the column") from error
     present = [row[0] for row in described if row[0] != _ROW_NUMBER]
     return _take(stage, table, file, reader, f"{_ROW_NUMBER} + 1", present)
 

@@ -27,7 +27,7 @@ from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Estimator, Settings
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
-from reclaim.training.margins.calibrate import Calibration, calibrate, choose_best
+from reclaim.training.margins.calibrate import NO_LIMIT, Calibration, calibrate, choose_best
 from reclaim.training.margins.ladder import N_RUNGS
 from reclaim.training.margins.margin import Margin
 from reclaim.training.models.estimator import ForecastEstimator
@@ -205,9 +205,13 @@ def _judged(target: Floats, limit: Floats) -> NDArray[np.bool_]:
     """Return which resources have a validation row to set a margin on; HistoryTooShortError where none has; (R,)."""
     known = np.any(np.isfinite(target) & (limit > 0), axis=0)
     if not known.any():
+        remedy = (
+            "recommend on a longer history, or build the features with other shares, "
+            "`reclaim features DATASET --set split.train_share=0.4`"
+        )
         raise HistoryTooShortError(
-            f"none of {len(limit)} validation windows has a limit and a known demand; recommend on a longer history, "
-            "or build the features with other shares, `reclaim features DATASET --set split.train_share=0.4`"
+            f"none of {len(limit)} validation windows has a limit and a known demand; "
+            f"{remedy if (limit > 0).any() else NO_LIMIT}"
         )
     return np.asarray(known)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import pyarrow as pa
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
 from reclaim.data.dataset import Dataset as Stored
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, SchemaError
+from reclaim.data.schema import TASK_KEY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +99,9 @@ def ingest(
 ) -> Dataset:
     """Read a trace into a dataset, as ``reclaim ingest``; a dataset of the same inputs is left as it is.
 
+    Warns of each sign that the trace was read in a wrong way, as in a wrong unit of time. ``Dataset.notes`` has all
+    that the command prints.
+
     Parameters
     ----------
     source : Path or str
@@ -120,7 +125,10 @@ def ingest(
     from reclaim.data.ingest.job import ingest as run
 
     given = {"trace": trace, **({} if mapping is None else {"mapping": str(mapping)}), **(settings or {})}
-    return Dataset(run(folder_of(source), folder_of(dataset), config_from(IngestConfig, given)).dataset)
+    made = run(folder_of(source), folder_of(dataset), config_from(IngestConfig, given)).dataset
+    for warning in made.manifest.get("warnings", []):
+        warnings.warn(f"{made.path}: {warning}", stacklevel=2)
+    return Dataset(made)
 
 
 class Dataset:
@@ -139,13 +147,23 @@ class Dataset:
 
     def _repr_html_(self) -> str:
         manifest = self._stored.manifest
-        facts = {"nature": manifest["nature"], **manifest["counts"], "fingerprint": self._stored.fingerprint[:12]}
-        return html_of_facts(f"Dataset {self.path.name}", facts)
+        facts = {
+            "nature": manifest["nature"], **manifest["counts"], "rejected lines": sum(manifest["rejects"].values()),
+            "damaged files": len(manifest["damaged"]), "fingerprint": self._stored.fingerprint[:12],
+        }  # fmt: skip
+        return html_of_facts(f"Dataset {self.path.name}", facts, self.notes)
 
     @property
     def path(self) -> Path:
         """Its folder."""
         return self._stored.path
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that a reader of it must know: what was found in its trace, not read, or read twice."""
+        from reclaim.data.ingest.manifest import notes_of
+
+        return notes_of(self._stored.manifest, self._stored.manifest["notes"])
 
     def usage(self, columns: Sequence[str] | None = None, *, tasks: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return usage, one row per task and window, by task, then time within each bucket.
@@ -160,7 +178,7 @@ class Dataset:
         Raises
         ------
         SchemaError
-            There is no such column.
+            There is no such column, or the rows do not name tasks.
 
         Examples
         --------
@@ -200,7 +218,7 @@ class Dataset:
         >>> "cpu_capacity" in reclaim.open("dataset").table("machines")
         True
         """
-        return frame_of(self._stored.read(name, _names_of(columns), _table_of(tasks)))
+        return frame_of(self._stored.read(name, _names_of(columns), _keys_of(tasks)))
 
     def histories(self, tasks: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return the windows of tasks in the columns that ``Model.predict`` and the service take.
@@ -220,7 +238,7 @@ class Dataset:
         """
         from reclaim.serving.predictions.histories import histories_of
 
-        return frame_of(histories_of(self._stored, _table_of(tasks)))
+        return frame_of(histories_of(self._stored, _keys_of(tasks)))
 
     @property
     def cell(self) -> Cell:
@@ -279,7 +297,7 @@ class Dataset:
         features = None if settings is not None else built_features(self._stored)
         if features is None:
             features, _ = build_features(self._stored, config_from(FeatureConfig, settings or {}))
-        return frame_of(feature_table(self._stored, features, _names_of(names), tasks=_table_of(tasks), period=period))
+        return frame_of(feature_table(self._stored, features, _names_of(names), tasks=_keys_of(tasks), period=period))
 
     def replay(
         self,
@@ -355,15 +373,59 @@ class Dataset:
 
 def _names_of(columns: Sequence[str] | None) -> list[str] | None:
     """Return names of columns, each once; a single name is not taken for its letters."""
-    return None if columns is None else list(dict.fromkeys([columns] if isinstance(columns, str) else columns))
+    if columns is None:
+        return None
+    names = [columns] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise SchemaError(f"columns are named by texts, got {wrong[0]!r}")
+    return list(dict.fromkeys(names))
 
 
-def _table_of(tasks: pd.DataFrame | None) -> pa.Table | None:
+def _keys_of(tasks: pd.DataFrame | None) -> pa.Table | None:
+    """Return which tasks rows of ``Dataset.tasks`` are.
+
+    Raises
+    ------
+    ConfigError
+        It is no frame of pandas.
+    SchemaError
+        As of ``table_of``, or an id is missing or no whole number: of a float, it may be that of another task.
+    """
+    import pandas as pd
+
     if tasks is None:
         return None
-    if not hasattr(tasks, "columns"):
-        raise ConfigError(f"tasks must be a frame, rows of Dataset.tasks(), got {tasks!r}")
-    return pa.Table.from_pandas(tasks, preserve_index=False)
+    if not isinstance(tasks, pd.DataFrame):
+        raise ConfigError(
+            f"tasks must be a frame of pandas, rows of Dataset.tasks(), got an object of type {type(tasks).__name__}; "
+            "`.to_pandas()` makes a frame of another table"
+        )
+    keys = table_of(tasks, TASK_KEY, "tasks")
+    for name, column in zip(keys.column_names, keys.columns, strict=True):
+        if not pa.types.is_integer(column.type) or column.null_count:
+            came = f"{column.null_count} missing" if pa.types.is_integer(column.type) else str(column.type)
+            raise SchemaError(f"tasks: {name} must be whole numbers, as of Dataset.tasks(), got {came}")
+    return keys
+
+
+def table_of(frame: pd.DataFrame, columns: Collection[str], what: str) -> pa.Table:
+    """Return those of some columns that a frame has as a table.
+
+    Raises
+    ------
+    SchemaError
+        Columns have several levels, one is there twice, or one cannot be a column of Arrow.
+    """
+    if frame.columns.nlevels > 1:
+        raise SchemaError(f"{what}: the columns have {frame.columns.nlevels} levels, expected one")
+    known = frame.loc[:, frame.columns.isin(list(columns))]
+    if known.columns.has_duplicates:
+        twice = known.columns[known.columns.duplicated()]
+        raise SchemaError(f"{what}: columns twice: {', '.join(twice.unique())}; each is needed once")
+    try:
+        return pa.Table.from_pandas(known, preserve_index=False)
+    except (pa.ArrowException, TypeError) as error:  # the latter of a sparse column
+        raise SchemaError(f"{what}: {'; '.join(map(str, error.args))}; a column has values of one type") from error
 
 
 def folder_of(dataset: Dataset | Path | str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -63,7 +63,8 @@ def html_of_results(table: Table) -> str:
     return str(shown.to_html(index=False, border=0))
 
 
-def html_of_facts(title: str, facts: Mapping[str, Cell]) -> str:
-    """Return a title and a table of facts as HTML."""
+def html_of_facts(title: str, facts: Mapping[str, Cell], notes: Sequence[str] = ()) -> str:
+    """Return a title, a table of facts and a list of notes as HTML."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(show(fact))}</td></tr>" for name, fact in facts.items())
-    return f"<b>{escape(title)}</b><table>{rows}</table>"
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f"<b>{escape(title)}</b><table>{rows}</table>" + (f"<ul>{listed}</ul>" if listed else "")

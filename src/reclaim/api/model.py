@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import pyarrow as pa
 
-from reclaim.api.dataset import Dataset, folder_of
+from reclaim.api.dataset import Dataset, folder_of, table_of
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
-from reclaim.data.errors import ConfigError, ModelError, SchemaError
+from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 
@@ -118,7 +118,8 @@ class Model:
             "quantile levels": ", ".join(f"{level:g}" for level in self.bundle.forecaster.quantile_levels),
             "trained on": self.bundle.dataset_fingerprint[:12],
         }  # fmt: skip
-        return html_of_facts(f"Model {self.name}/{self.version}", facts) + self.margins().to_html(border=0)
+        shown = html_of_facts(f"Model {self.name}/{self.version}", facts, self.notes)
+        return shown + self.margins().to_html(border=0)
 
     @property
     def name(self) -> str:
@@ -139,6 +140,11 @@ class Model:
     def horizon_s(self) -> int:
         """Horizon of its reservations, in seconds."""
         return self.bundle.horizon_s
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that a reader of its numbers must know, as ``reclaim train`` prints them."""
+        return list(self.bundle.trained.get("notes", []))
 
     @property
     def bundle(self) -> Bundle:
@@ -173,7 +179,7 @@ class Model:
         Raises
         ------
         ModelError
-            The model is a bundle's folder, which has no record of a run.
+            The model is the built-in one or a bundle's folder, which have no record of a run.
 
         Examples
         --------
@@ -185,8 +191,10 @@ class Model:
         FrozenList(['period', 'target', 'horizon_s'])
         """
         from reclaim.training.fitting.train import recorded_report
-        from reclaim.training.tracking.references import LOCAL_VERSION
+        from reclaim.training.tracking.references import BUILTIN, LOCAL_VERSION
 
+        if self.name == BUILTIN:
+            raise ModelError("the built-in model has no record of a run here; docs/builtin.md has its results")
         if self.version == LOCAL_VERSION:
             raise ModelError(
                 f"{self._loaded.source}: a folder has no record of its run; load NAME/VERSION or NAME@ALIAS"
@@ -260,24 +268,13 @@ class Model:
             raise ConfigError("every_window is for a dataset: of a frame each task has one row; pass the Dataset")
         if not isinstance(histories, pd.DataFrame):
             raise ConfigError(
-                f"histories must be a frame or a Dataset, got {histories!r}; `reclaim.open(FOLDER)` opens a folder"
+                f"histories must be a frame of pandas or a Dataset, got an object of type {type(histories).__name__}; "
+                "`reclaim.open(FOLDER)` opens a folder, `.to_pandas()` makes a frame of another table"
             )
         if not isinstance(cell, Cell | None):
             raise ConfigError(f"cell must be a Cell, as Dataset.cell is, got {cell!r}")
-        table = _table_of(histories, USAGE_COLUMNS)
+        table = table_of(histories, USAGE_COLUMNS, "histories")
         return frame_of(predict_histories(self._loaded, table, margin=margin, cell=cell or Cell()))
-
-
-def _table_of(histories: pd.DataFrame, columns: Collection[str]) -> pa.Table:
-    """Return those of some columns that a frame has as a table; SchemaError where one cannot be a column of Arrow."""
-    known = histories.loc[:, histories.columns.isin(list(columns))]
-    if known.columns.has_duplicates:
-        twice = known.columns[known.columns.duplicated()]
-        raise SchemaError(f"histories: columns twice: {', '.join(twice.unique())}; each is needed once")
-    try:
-        return pa.Table.from_pandas(known, preserve_index=False)
-    except pa.ArrowException as error:
-        raise SchemaError(f"histories: {'; '.join(map(str, error.args))}; a column has values of one type") from error
 
 
 def _indexed(rows: Mapping[tuple[Any, ...], Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:

@@ -67,7 +67,7 @@ class Replay:
         self._report = report
 
     def __repr__(self) -> str:
-        return f"Replay({self._experiment.name!r}, {self._report.folder.name!r})"
+        return f"{type(self).__name__}({self._experiment.name!r}, {self._report.folder.name!r})"
 
     def _repr_html_(self) -> str:
         figures = "".join(f"<div>{figure._repr_svg_()}</div>" for figure in self.figures.values())

@@ -82,25 +82,16 @@ def of_history(report: HistoryReport, out: Path) -> Result:
 
 def of_ingest(report: IngestReport, dataset: Path) -> Result:
     """Return the result of ``reclaim ingest``."""
+    from reclaim.data.ingest.manifest import notes_of
+
     manifest = report.dataset.manifest
-    counts, rejected, unread = manifest["counts"], sum(manifest["rejects"].values()), manifest["not_read"]
+    counts, rejected = manifest["counts"], sum(manifest["rejects"].values())
     keys = ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "warnings", "lacks", "notes")
     lines = [
         f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
         f"rejected, {len(manifest['damaged'])} files damaged{unchanged(report.already_there)}"
     ]
-    if not counts["usage"]:
-        lines.append("no usage windows: the dataset can be inspected, not trained on")
-    if counts["windows_without_limit"]:
-        why = "no event gives them one above 0" if counts["events"] else "the trace gives them none above 0"
-        lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
-    if repeated := counts["duplicate_windows"]:
-        lines.append(f"{repeated:,} windows repeat a task and a time of others; one of each is kept")
-    lines += report.findings
-    lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
-    if unread:
-        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-        lines.append(f"not read: {', '.join(unread[:3])}{more}")
+    lines += notes_of(manifest, report.findings)
     facts = {"dataset": str(dataset), "already_there": report.already_there}
     return facts | {key: manifest.get(key, []) for key in keys}, lines
 

@@ -82,6 +82,50 @@ def test_where_a_time_is_a_date_the_error_says_what_to_do(tmp_path: Path) -> Non
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        ("1,300,5%", "plain numbers, not as 5%"),
+        ("1,1700000000000000000,1", "divide nanoseconds by 1000 first"),
+        ("1,300,NaN", r"a missing value is null or an empty field, not NaN \(in polars `fill_nan\(None\)`\)$"),
+    ],
+)
+def test_where_too_many_values_are_rejected_the_error_says_what_to_do(tmp_path: Path, row: str, remedy: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n{row}\n")
+    with pytest.raises(TraceError, match=remedy):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",vm,t,used\n0,1,300,1\n1,1,600,2\n",  # as pandas writes an index
+        "vm,t,used,\n1,300,1,\n1,600,2,\n",
+        "USED,vm,t,used,Used\n9,1,300,1,9\n9,1,600,2,9\n",
+        ",column 0,vm,t,used\n0,9,1,300,1\n1,9,1,600,2\n",
+    ],
+)
+def test_columns_that_no_mapping_names_may_have_any_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(text)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.0, 2.0]
+
+
+def test_columns_that_the_query_engine_cannot_tell_apart_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used,USED\n1,300,1,2\n")
+    mapping = given_mapping(tmp_path, MAPPING + 'cpu_max = "USED"\n')
+    with pytest.raises(SchemaError, match=r"a\.csv: columns USED and used differ by case alone; rename one"):
+        ingest(tmp_path / "in", tmp_path / "out", config(mapping))
+    (tmp_path / "in" / "a.csv").unlink()
+    table = pa.table({"vm": ["1"], "t": [300], "used": [1.0], "file_row_number": [0]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    with pytest.raises(SchemaError, match=r"a\.parquet: file_row_number is a name of the query engine's own; rename"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
 def test_a_number_has_no_underscore(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\na,300,1_0\na,1_0,1\na,600,1e1\n")

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pytest
 
@@ -31,6 +30,7 @@ from reclaim.training.margins.calibrate import violation_share
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.client import store_client
 from tests.object_store import Bucket
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -184,7 +184,7 @@ def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(place: Path
     assert 0 < run.metrics["test.memory.pinball_over_usage"] < 1
     assert "tiers" in scores["valid"]
     assert "ages" in scores["test"]
-    inputs = mlflow.get_run(trained.run_id).inputs
+    inputs = store_client().get_run(trained.run_id).inputs
     assert inputs is not None
     (read,) = inputs.dataset_inputs
     assert (read.dataset.name, read.dataset.digest) == ("dataset", run.tags["dataset"][:36])

@@ -126,7 +126,7 @@ def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
 def test_no_known_row_is_an_error_that_names_the_resource() -> None:
     target = np.full((5, 2), 0.5)
     target[:, 1] = np.nan
-    with pytest.raises(HistoryTooShortError, match="memory: 0 of 5 validation rows"):
+    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; the trace is shorter"):
         calibrate(_both(np.ones((5, 2))), _windows(5), target)
 
 
@@ -167,7 +167,9 @@ def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_doe
     assert _margins(made)["aggressive"].share == pytest.approx((1.0, 0.0))
     assert any(note.startswith("memory: no row has a limit") for note in made.notes)
     windows.limit[:] = np.nan
-    with pytest.raises(HistoryTooShortError, match="cpu: 0 of 5 validation rows"):
+    with pytest.raises(
+        HistoryTooShortError, match=r"cpu: 0 of 5 validation rows .*, expected at least 1; no row has a limit"
+    ):
         calibrate(estimate, windows, target)
 
 

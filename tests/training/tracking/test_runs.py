@@ -17,7 +17,7 @@ from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import default_tracking_uri, missing
+from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, store_client
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,35 @@ def test_what_a_run_logs_is_found_again(store: Path, tmp_path: Path) -> None:
     assert tracking.find_runs("no such experiment") == []
     assert sorted(p.name for p in store.iterdir()) == ["mlruns"]
     assert sorted(p.name for p in (store / "mlruns").iterdir()) == ["artifacts", "mlflow.db"]
+
+
+def test_a_run_and_a_store_of_the_caller_stay_what_they_were(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store_client()  # MLflow warns of its own parts the first time
+    own = mlflow.get_tracking_uri()  # MLflow's own default
+    with mlflow.start_run() as mine:
+        with tracking.start_run("within", "network") as run:
+            registered = _register(run, bundle, tmp_path, "within", None)
+        tracking.fetch_bundle(f"{registered.name}/{registered.version}")
+        mlflow.log_metric("loss", 0.5)
+        assert own == mlflow.get_tracking_uri() != default_tracking_uri()
+        assert mlflow.active_run() == mine
+        with monkeypatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", own)
+            with tracking.start_run("within", "network") as child:
+                pass
+    client = mlflow.MlflowClient(own)
+    assert client.get_run(mine.info.run_id).data.metrics == {"loss": 0.5}
+    assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == mine.info.run_id
+    assert "mlflow.parentRunId" not in store_client().get_run(run.run_id).data.tags
+
+
+def test_mlflow_prints_no_address_of_a_run_into_the_output_of_a_command() -> None:
+    with tracking.start_run("silent", "network"):
+        assert os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] == "true"
+    assert "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT" not in os.environ  # those of the caller are printed
 
 
 def test_a_run_that_breaks_is_kept_as_failed_and_can_be_gone_on_with() -> None:
@@ -131,7 +160,8 @@ def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle,
 
     with tracking.start_run("models", "network") as run:
         _register(run, bundle, tmp_path, "generic", tracking.CHAMPION)
-    model = mlflow.pyfunc.load_model("models:/generic@champion")
+    with default_store(default_tracking_uri()):
+        model = mlflow.pyfunc.load_model("models:/generic@champion")
     x = np.random.default_rng(0).random((3, len(feature_names(related=False)))).astype(np.float32)
     answer = model.predict(pd.DataFrame(x, columns=list(feature_names(related=False))))
     forecast = bundle.forecaster.predict(x)

@@ -372,6 +372,9 @@ def test_a_resource_that_was_never_measured_keeps_its_requests_and_does_not_hind
     assert any(line.startswith("Memory: no window of the back-test is known") for line in findings(found.results))
     with pytest.raises(HistoryTooShortError, match=r"none of \d+ validation windows has a limit and a known demand"):
         recommend(changed(dataset, tmp_path / "none", lambda table: unmeasured(table, s.CPU_MEAN)), tmp_path / "no")
+    limits = (s.CPU_LIMIT, s.MEMORY_LIMIT)
+    with pytest.raises(HistoryTooShortError, match=r"none of \d+ validation windows .*; no row has a limit: a series"):
+        recommend(changed(dataset, tmp_path / "free", lambda table: unmeasured(table, *limits)), tmp_path / "no")
     (note, *_) = found.results["estimators"][0]["notes"]
     assert note == "memory: no validation window has a limit and a known demand, so requests stay as they are"
 
