@@ -37,7 +37,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -57,15 +57,7 @@ from reclaim.replay.open_loop import metrics
 from reclaim.replay.open_loop.estimates import CandidateFold
 from reclaim.replay.open_loop.fold import fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
-from reclaim.replay.open_loop.paired import (
-    CONFIDENCE,
-    DRAWS,
-    RECLAIMED,
-    SEED,
-    VIOLATION,
-    Difference,
-    Paired,
-)
+from reclaim.replay.open_loop.paired import RECLAIMED, USUAL, VIOLATION, Difference, Paired
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.base import Estimator, Forecast
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
@@ -157,7 +149,7 @@ def main() -> None:
         "versions": {name: version(name) for name in ("reclaim", "torch", "scikit-learn", "numpy", "numba")},
         "dataset": _facts(source),
         "trained_on": _facts(origin),
-        "bootstrap": {"draws": DRAWS, "seed": SEED, "confidence": CONFIDENCE, "unit": "collection"},
+        "bootstrap": {**asdict(USUAL), "unit": "collection"},
         **_measure(source, models, pairs, horizons_s, arguments.rivals, seconds),
         "seconds": {name: round(s, 1) for name, s in seconds.items()} | {"all": round(time.perf_counter() - started)},
     }
@@ -330,7 +322,7 @@ def _compare(
     for setting, (margin, budget) in product(SETTINGS, BUDGETS.items()):
         here = {**at, "budget": budget, "margin_set": setting}
         units = {name: s.sum(axis=1) for (where, m, name), s in sums.items() if (where, m) == (setting, margin)}
-        paired = Paired(units, draws=DRAWS, seed=SEED, confidence=CONFIDENCE)
+        paired = Paired(units)
         for name in units:
             numbers = _numbers(paired.difference(name, LIMIT, r))  # which reclaims and violates nothing
             found["estimators"].append(here | {"estimator": name} | numbers)

@@ -185,7 +185,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     requests = {name: request for name, (request, _) in set_by.items()}
     on_valid = {name: judged[VALID].by_workload(request) for name, request in requests.items()}
     backtest = Backtest(contenders, requests, {name: rule for name, (_, rule) in set_by.items()}, _winner(contenders))
-    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    bootstrap = Bootstrap.of(config)
     chosen = backtest.of_winner(requests)
     rule = backtest.of_winner(backtest.rules)
     tested = {name: judged[TEST].by_workload(request) for name, request in requests.items()}
@@ -229,7 +229,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         }
         for i, (k, one) in enumerate(zip(now, shown, strict=True))
     ]  # fmt: skip
-    paired = Paired(tested, draws=config.draws, seed=config.seed, confidence=config.confidence)
+    paired = Paired(tested, bootstrap)
     results = {
         "dataset": _period_facts(rows, decisions, cuts_us),
         "kubernetes": kubernetes,

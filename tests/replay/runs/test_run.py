@@ -29,6 +29,7 @@ from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.experiments.margins.models import models_summary
 from reclaim.replay.experiments.margins.tables import margins_table
 from reclaim.replay.open_loop import estimates
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.replay.open_loop.metrics import POSITION
@@ -344,7 +345,7 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     assert " --model reclaim/1 --model reclaim/2 " in out.results["command"]
     units = read_units(out.folder / UNITS)
     for margin in MARGIN_NAMES:
-        paired = Paired({n: units.sums[n, margin] for n in ("reclaim/1", "reclaim/2")}, draws=50)
+        paired = Paired({n: units.sums[n, margin] for n in ("reclaim/1", "reclaim/2")}, Bootstrap.of(config))
         for r, resource in enumerate(RESOURCES):
             of = out.results["against_first"][margin]["reclaim/2"][resource]
             assert of == paired.compare("reclaim/2", "reclaim/1", r, config.budgets.of(margin)).report()
