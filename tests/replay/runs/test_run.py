@@ -21,9 +21,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST, SplitConfig
-from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.experiments.margins.following import following_table
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.experiments.margins.models import models_summary
@@ -48,39 +46,11 @@ from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import Source
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES
-from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.value import Value
 from reclaim.training.models.estimator import ForecastEstimator
-from reclaim.training.models.forecaster import ALL_HEADS
-from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import ModelLocation, builtin_model
-
-
-class LargestOfTheDay:
-    """A ten-line model: nothing exceeds the largest demand of the last day."""
-
-    quantile_levels = (0.5, 0.9)
-    horizons_s = HORIZONS_S
-    heads = ALL_HEADS
-    threads = 1
-
-    def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - see training.forecaster
-        largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
-        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        times = np.geomspace(0.1, 8.0, N_BELOW + 24)  # of the largest; a higher price goes further beyond it
-        survival = np.empty((len(x), len(TARGETS), len(horizons_s), len(times)), np.float32)
-        survival[:] = np.geomspace(0.9, 1e-6, len(times))
-        shares = np.minimum(times * largest[..., None], 1.0)
-        quantiles = np.broadcast_to(largest[:, :, None, None], (*survival.shape[:3], len(self.quantile_levels)))
-        oom = np.zeros((len(x), len(horizons_s)))
-        return Forecast(survival, shares.astype(np.float32), quantiles.astype(np.float32), oom, horizons_s)
-
-    def input_ranges(self) -> None:
-        """Return None: it learned from none."""
-
-    def save(self, folder: Path) -> None:  # noqa: D102 - likewise
-        (folder / "model.txt").write_text("largest of the day")
+from tests.replay.largest_of_the_day import LargestOfTheDay, bundle_of
 
 
 class HalfOfIt(LargestOfTheDay):
@@ -92,11 +62,7 @@ class HalfOfIt(LargestOfTheDay):
 
 
 def learned() -> Bundle:
-    return Bundle(
-        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600,
-        prices=three_prices(Price("baseline", (8.0, 8.0)), Price("aggressive", (0.5, 0.5))),
-        dataset_fingerprint="another",
-    )  # fmt: skip
+    return bundle_of(LargestOfTheDay(), {})
 
 
 def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle: Bundle) -> None:
