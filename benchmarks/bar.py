@@ -51,6 +51,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
+from reclaim.features.groups import AGES, age_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
@@ -301,7 +302,7 @@ def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:
 
 
 def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sums:
-    history, n_ages = rows.history, len(metrics.AGES)
+    history, n_ages = rows.history, len(AGES)
     scored = metrics.Scored(
         target=history.target[rows.test],
         next_target=history.next_target[rows.test],
@@ -310,7 +311,7 @@ def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sum
         duration_s=(windows.end_us - windows.start_us) / 1e6,
         previous=previous_rows(windows),
     )
-    key = rows.unit * n_ages + metrics.age_key(history.known_s[rows.test])
+    key = rows.unit * n_ages + age_key(history.known_s[rows.test])
     flat = metrics.sums(scored, key, len(rows.unseen) * n_ages)
     return flat.reshape(len(rows.unseen), n_ages, *flat.shape[1:])
 
@@ -341,7 +342,7 @@ def _compare(
                 gap = paired.value(ORACLE, r) - paired.value(other, r)
                 line["gap_closed"] = _number(difference.reclaimed.value / gap if gap > 0 else np.nan)
             found["differences"].append(line)
-        for a, age in enumerate(metrics.AGES) if (setting, at["collections"]) == (FIXED, "all") else ():
+        for a, age in enumerate(AGES) if (setting, at["collections"]) == (FIXED, "all") else ():
             young = {name: sums[setting, margin, name][:, a].sum(axis=0) for name in (BORG, best[NETWORK], NETWORK)}
             line = here | {"age": age, "task_windows": int(young[NETWORK][metrics.POSITION["rows"], r])}
             for name, of_age in young.items():
