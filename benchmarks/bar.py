@@ -213,7 +213,7 @@ def _measure(
     names: Sequence[str], seconds: dict[str, float],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the tables of one dataset."""
-    fold = partial(fold_dataset, source.features, seconds=seconds, progress=True)
+    fold = partial(fold_dataset, source.features, seconds=seconds)
     found: Found = {"rows": [], "estimators": [], "differences": [], "ages": []}
     by_horizon = {}
     for horizon_s in horizons_s:
@@ -225,7 +225,7 @@ def _measure(
     makers: dict[str, Callable[[], Estimator]] = {
         name if len(candidates(name)) == 1 else name + PUBLISHED: partial(build_estimator, name) for name in names
     }
-    tried = CandidateFold.run(source.features, names, seconds, progress=True)
+    tried = CandidateFold.run(source.features, names, seconds)
     settings: dict[str, Any] = {}
     chosen = {horizon_s: tried.choose(horizon_s) for horizon_s in by_horizon}
     for name, horizon_s in product(tried.answers, by_horizon):

@@ -97,7 +97,7 @@ def _facts(path: Path, horizon_s: int) -> dict[str, Any]:
 def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
     """Yield a line for each resource and budget that the dataset can measure over a horizon."""
     started = time.perf_counter()
-    history = fold_dataset(source.features, horizon_s, {}, {}, progress=True)[0]
+    history = fold_dataset(source.features, horizon_s, {}, {})[0]
     history = history.take(np.flatnonzero((history.period == TEST) & (history.group != IN_ALLOC)))
     known = np.isfinite(history.target).sum(axis=0)
     if known.max() < _LEAST_ROWS:

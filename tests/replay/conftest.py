@@ -123,4 +123,4 @@ def config() -> MarginsConfig:
 def report(dataset: Path, config: MarginsConfig, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     """Make a finished replay of that dataset, not recorded; to be read only."""
     out = tmp_path_factory.mktemp("out") / "margins"
-    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False)

@@ -169,7 +169,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     kubernetes = names.is_kubernetes(source.dataset)
     policy = config.policy(kubernetes=kubernetes)
     with source.timed("read"):
-        rows = read_rows(source.features, source.engine, progress=source.progress)
+        rows = read_rows(source.features, source.engine)
         series = largest_task(rows)
     cuts_us = source.features.cuts_us
     decisions = lay_out(rows, series, cuts_us, hold_days=config.hold_days, seen_days=config.seen_days)

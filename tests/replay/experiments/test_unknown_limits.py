@@ -22,7 +22,7 @@ from tests.replay.conftest import MAPPING, write_series
 
 
 def _source(cell: Path) -> Source:
-    return Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False)
+    return Source(Dataset.open(cell), FeatureSet.open(cell), {})
 
 
 @pytest.fixture(scope="module")

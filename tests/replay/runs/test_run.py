@@ -116,7 +116,7 @@ def test_every_estimator_is_measured_at_every_margin_and_bounded_by_the_oracle(r
 def test_the_same_replay_elsewhere_gives_the_same_bytes(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False, progress=False)
+    again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False)
     for path in report.folder.iterdir():
         assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
 
@@ -129,7 +129,7 @@ def test_run_again_it_does_nothing(
 
     monkeypatch.setattr(estimates, "fold_dataset", must_not)
     before = {p: p.stat().st_mtime_ns for p in report.folder.iterdir()}
-    again = run_experiment(EXPERIMENT, dataset, report.folder, config, tracking=False, progress=False)
+    again = run_experiment(EXPERIMENT, dataset, report.folder, config, tracking=False)
     assert again.already_there
     assert again.results == report.results
     assert {p: p.stat().st_mtime_ns for p in report.folder.iterdir()} == before
@@ -182,7 +182,7 @@ def test_killed_half_way_it_leaves_nothing_behind(
 
     monkeypatch.setattr(figures, "save_figure", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False)
     assert len(calls) == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_margins_do_not_see_the_test_period(
     period = np.load(tmp_path / "cell" / "features" / "period.npy")
     y[period == TEST] = np.float32(0.01)
     np.save(tmp_path / "cell" / "features" / "y.npy", y)
-    other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False)
     for name in ("borg", "percentile"):
         before, after = by_name_of(report.results)[name], by_name_of(other.results)[name]
         assert after["margins"] == before["margins"]
@@ -215,16 +215,14 @@ def test_a_cell_of_tasks_in_alloc_instances_alone_is_refused_with_a_remedy_of_it
 
     monkeypatch.setattr(Dataset, "windows", in_alloc)
     with pytest.raises(HistoryTooShortError, match=r"no task-window to judge: all its tasks are in alloc .*; replay a"):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    out = run_experiment(
-        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
-    )
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False)
     estimators = by_name_of(out.results)
     assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
     assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
@@ -256,9 +254,7 @@ def test_with_a_value_the_price_is_known_and_does_not_follow_and_the_report_says
     dataset: Path, config: MarginsConfig, tmp_path: Path
 ) -> None:
     config = replace(config, value=Value(core_hour=0.05, violation=3.0), closed_loop=False)
-    out = run_experiment(
-        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
-    )
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False)
     estimators = by_name_of(out.results)
     of_cpu, of_memory = (
         [estimators[name]["results"]["aggressive"]["all"]["violation_rate"][r] for name in ("trees", "trees-online")]
@@ -303,7 +299,7 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
 ) -> None:
     champion, candidate = of_version("1"), of_version("2")
     bundles = by_name([champion, replace(candidate, forecaster=HalfOfIt())])
-    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False)
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False)
     facts = {"kind": "trees", "name": "reclaim", "version": "2", "run_id": "run2", "reference": "reclaim@2"}
     assert out.results["models"]["reclaim/2"] == facts
     assert list(out.results["models"]) == ["reclaim/1", "reclaim/2"]
@@ -392,7 +388,7 @@ def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: P
     with pytest.raises(
         ConfigError, match=r"which this feature set lacks; run `reclaim features .* --set related=true`"
     ):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles=bundles, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles=bundles, tracking=False)
 
 
 @pytest.mark.parametrize(
@@ -419,9 +415,7 @@ def test_no_model_is_tested_on_what_it_was_trained_or_tuned_on(
 
     def replay(trained: dict[str, Any]) -> None:
         bundles = {"trees": replace(learned(), trained={"datasets": [trained]})}
-        run_experiment(
-            EXPERIMENT, opened.path, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False
-        )
+        run_experiment(EXPERIMENT, opened.path, tmp_path / "out", config, bundles=bundles, tracking=False)
 
     def accepted(*_: object, **__: object) -> NoReturn:
         raise InterruptedError
@@ -466,7 +460,7 @@ def test_the_page_of_a_dataset_without_memory_does_not_speak_of_it(
     (tmp_path / "mapping.toml").write_text("\n".join(mapping))
     ingested = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=1)
     build_features(ingest(raw, tmp_path / "cell", ingested).dataset)
-    out = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    out = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False)
     assert out.results["dataset"]["judged"] == ["cpu"]
     page = re.sub(r"<(script|style).*?</\1>", "", out.page.read_text(), flags=re.DOTALL)
     told = [line for line in re.sub(r"<[^>]+>", " ", page).splitlines() if re.search("[Mm]emory|OOM", line)]

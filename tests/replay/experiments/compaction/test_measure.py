@@ -170,7 +170,7 @@ def test_a_cell_without_limits_of_memory_is_compacted_and_the_page_counts_the_ta
     made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="series", mapping=str(mapping), buckets=1))
     build_features(made.dataset)
     shutil.copy(cell_dataset / "machines.parquet", tmp_path / "cell" / "machines.parquet")
-    report = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", CONFIG, tracking=False, progress=False)
+    report = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", CONFIG, tracking=False)
     assert [c["limit_known"] for c in report.results["checkpoints"]] == [{"cpu": 30, "memory": 0}] * 2
     assert _of(report, LIMIT)["beyond"] == _of(report, "oracle")["beyond"] == {"cpu": 0.0, "memory": None}
     assert _of(report, "borg", "aggressive")["beyond_tasks"]["memory"] == 0
@@ -195,7 +195,7 @@ def test_each_checkpoint_has_orders_of_its_own() -> None:
 @pytest.fixture(scope="module")
 def report(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     out = tmp_path_factory.mktemp("out") / "compaction"
-    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False)
 
 
 def _of(report: ReplayReport, name: str, margin: str = "none") -> dict[str, Any]:
@@ -227,7 +227,7 @@ def test_results_are_the_ninetieth_percentile_over_trials_and_the_mean_over_chec
 
 
 def _measured(cell: Path, config: CompactionConfig) -> dict[str, Any]:
-    return measure(Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False), config).results
+    return measure(Source(Dataset.open(cell), FeatureSet.open(cell), {}), config).results
 
 
 def test_the_same_seed_gives_the_same_results(report: ReplayReport, cell_dataset: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_task_is_over_where_any_window_demands_more_than_was_in_force(make_win
 
 @pytest.fixture(scope="module")
 def results(dataset: Path) -> dict[str, Any]:
-    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     return EXPERIMENT.measure(source, RatiosConfig(estimators=("borg", "percentile", "limit"))).results
 
 
@@ -136,7 +136,7 @@ def test_the_reservation_of_a_window_is_the_answer_to_the_window_before(
         return {"medium": np.where((slot >= 10)[:, None], 0.5, 1.0) * windows.limit}
 
     monkeypatch.setattr(Estimates, "reservations", answers)
-    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     found = EXPERIMENT.measure(source, RatiosConfig(estimators=("percentile",))).results
     slots = found["dataset"]["test_hours"] * 12
     for resource in RESOURCES:
