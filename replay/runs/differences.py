@@ -17,7 +17,7 @@ from reclaim.replay.experiment import COMPARED, LEARNED, ONLINE, STATISTICAL
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.paired import USUAL, Comparison, Paired
 from reclaim.replay.report.units import HINDSIGHT, UNITS, UnitSums, read_units
-from reclaim.replay.runs.compare import Chosen, choose
+from reclaim.replay.runs.compare import Chosen
 from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import RunRecord
@@ -47,7 +47,7 @@ class _Group:
     equal: Mapping[str, NDArray[np.float64]]
 
 
-def differences(runs: Sequence[str] | Chosen = ()) -> Table:
+def differences(chosen: Chosen) -> Table:
     """Return the differences between estimators at the same margin, with intervals and a verdict.
 
     The learned ones (the statistical ones where there is none) are compared with the best statistical one
@@ -58,13 +58,7 @@ def differences(runs: Sequence[str] | Chosen = ()) -> Table:
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
     differ in them, ``paired.USUAL`` are used. A replay recorded without its sums by unit has no row.
-
-    Parameters
-    ----------
-    runs : sequence of str or Chosen
-        As in ``compare.choose``.
     """
-    chosen = runs if isinstance(runs, Chosen) else choose(runs)
     rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
     return Table(_COLUMNS, tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
 

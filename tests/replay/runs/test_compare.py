@@ -57,7 +57,7 @@ def small(report: ReplayReport, seed: int = 1) -> ReplayReport:
 
 def compare(*runs: str) -> list[dict[str, Any]]:
     """Return the rows of the one table there is."""
-    (table,) = module.compare(runs).values()
+    (table,) = module.compare(choose(runs)).values()
     return table.as_records()
 
 
@@ -116,7 +116,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
         assert learned.metrics[f"against_best.{resource}.violation_rate_high"] == pytest.approx(expected.violation.high)
         assert learned.tags[f"against_best.{resource}"] == f"{expected.verdict}, against borg"
         assert learned.metrics[f"{resource}.reclaimed_share_low"] <= learned.metrics[f"{resource}.reclaimed_share_high"]
-    beside = differences().as_records()
+    beside = differences(choose()).as_records()
     assert [(r["estimator"], r["against"], r["margin"]) for r in beside[:2]] == [("percentile", "borg", "medium")] * 2
     assert beside[0]["reclaimed difference"] == pytest.approx(learned.metrics["against_best.cpu.reclaimed_share"])
     for row, resource in zip(beside, RESOURCES, strict=False):  # to the bit what the page of that replay says

@@ -36,7 +36,7 @@ from reclaim.replay.report import figures
 from reclaim.replay.report.page import ReplayReport, brief
 from reclaim.replay.report.units import UNITS, read_units
 from reclaim.replay.runs.catalogue import load_experiment
-from reclaim.replay.runs.compare import compare
+from reclaim.replay.runs.compare import choose, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
 from reclaim.replay.runs.run import _command, by_name, run_experiment
@@ -328,9 +328,9 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     assert inputs is not None
     (read,) = inputs.dataset_inputs
     assert (read.dataset.name, read.dataset.digest) == ("raw", out.results["dataset"]["fingerprint"][:36])
-    rows = compare()["margins"].as_records()
+    rows = compare(choose())["margins"].as_records()
     assert {r["estimator"] for r in rows} > {"reclaim/1", "reclaim/2"}
-    pairs = {(r["estimator"], r["against"]) for r in differences().as_records()}
+    pairs = {(r["estimator"], r["against"]) for r in differences(choose()).as_records()}
     assert ("reclaim/2", "reclaim/1") in pairs
 
 
