@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.build import FeatureConfig, build_features
@@ -51,6 +50,7 @@ from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import ModelLocation, builtin_model
 from tests.replay.largest_of_the_day import LargestOfTheDay, bundle_of
+from tests.series import dataset_of
 
 
 class HalfOfIt(LargestOfTheDay):
@@ -458,8 +458,7 @@ def test_the_page_of_a_dataset_without_memory_does_not_speak_of_it(
     raw = dataset.parent / "raw"
     mapping = [line for line in (raw / "mapping.toml").read_text().splitlines() if "memory" not in line]
     (tmp_path / "mapping.toml").write_text("\n".join(mapping))
-    ingested = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=1)
-    build_features(ingest(raw, tmp_path / "cell", ingested).dataset)
+    dataset_of(raw, tmp_path / "cell", mapping=tmp_path / "mapping.toml", buckets=1)
     out = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False)
     assert out.results["dataset"]["judged"] == ["cpu"]
     page = re.sub(r"<(script|style).*?</\1>", "", out.page.read_text(), flags=re.DOTALL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiment import LEARNED_MACHINE, Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
@@ -26,7 +23,6 @@ from reclaim.replay.experiments.compaction.trials import Trial, compact
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
-from tests.replay.conftest import MAPPING, write_series
 
 CONFIG = CompactionConfig(estimators=("borg", "percentile"), trials=5, checkpoints=2)
 
@@ -162,15 +158,9 @@ def test_usage_above_its_own_limit_puts_neither_a_task_nor_its_machine_beyond_wh
 
 
 def test_a_cell_without_limits_of_memory_is_compacted_and_the_page_counts_the_tasks_without(
-    cell_dataset: Path, tmp_path: Path
+    unlimited: Path, tmp_path: Path
 ) -> None:
-    write_series(tmp_path / "raw", tasks=30, windows=576, seed=3)
-    mapping = tmp_path / "raw" / "mapping.toml"
-    mapping.write_text(MAPPING.replace("memory_limit = 2.0\n", ""))
-    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="series", mapping=str(mapping), buckets=1))
-    build_features(made.dataset)
-    shutil.copy(cell_dataset / "machines.parquet", tmp_path / "cell" / "machines.parquet")
-    report = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", CONFIG, tracking=False)
+    report = run_experiment(EXPERIMENT, unlimited, tmp_path / "out", CONFIG, tracking=False)
     assert [c["limit_known"] for c in report.results["checkpoints"]] == [{"cpu": 30, "memory": 0}] * 2
     assert _of(report, LIMIT)["beyond"] == _of(report, "oracle")["beyond"] == {"cpu": 0.0, "memory": None}
     assert _of(report, "borg", "aggressive")["beyond_tasks"]["memory"] == 0
