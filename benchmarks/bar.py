@@ -37,7 +37,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -51,21 +51,14 @@ from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
+from reclaim.features.groups import AGES, age_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
 from reclaim.replay.open_loop.estimates import CandidateFold
 from reclaim.replay.open_loop.fold import fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
-from reclaim.replay.open_loop.paired import (
-    CONFIDENCE,
-    DRAWS,
-    RECLAIMED,
-    SEED,
-    VIOLATION,
-    Difference,
-    Paired,
-)
+from reclaim.replay.open_loop.paired import RECLAIMED, USUAL, VIOLATION, Difference, Paired
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.base import Estimator, Forecast
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
@@ -157,7 +150,7 @@ def main() -> None:
         "versions": {name: version(name) for name in ("reclaim", "torch", "scikit-learn", "numpy", "numba")},
         "dataset": _facts(source),
         "trained_on": _facts(origin),
-        "bootstrap": {"draws": DRAWS, "seed": SEED, "confidence": CONFIDENCE, "unit": "collection"},
+        "bootstrap": {**asdict(USUAL), "unit": "collection"},
         **_measure(source, models, pairs, horizons_s, arguments.rivals, seconds),
         "seconds": {name: round(s, 1) for name, s in seconds.items()} | {"all": round(time.perf_counter() - started)},
     }
@@ -220,7 +213,7 @@ def _measure(
     names: Sequence[str], seconds: dict[str, float],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the tables of one dataset."""
-    fold = partial(fold_dataset, source.features, seconds=seconds, progress=True)
+    fold = partial(fold_dataset, source.features, seconds=seconds)
     found: Found = {"rows": [], "estimators": [], "differences": [], "ages": []}
     by_horizon = {}
     for horizon_s in horizons_s:
@@ -232,7 +225,7 @@ def _measure(
     makers: dict[str, Callable[[], Estimator]] = {
         name if len(candidates(name)) == 1 else name + PUBLISHED: partial(build_estimator, name) for name in names
     }
-    tried = CandidateFold.run(source.features, names, seconds, progress=True)
+    tried = CandidateFold.run(source.features, names, seconds)
     settings: dict[str, Any] = {}
     chosen = {horizon_s: tried.choose(horizon_s) for horizon_s in by_horizon}
     for name, horizon_s in product(tried.answers, by_horizon):
@@ -309,7 +302,7 @@ def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:
 
 
 def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sums:
-    history, n_ages = rows.history, len(metrics.AGES)
+    history, n_ages = rows.history, len(AGES)
     scored = metrics.Scored(
         target=history.target[rows.test],
         next_target=history.next_target[rows.test],
@@ -318,7 +311,7 @@ def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sum
         duration_s=(windows.end_us - windows.start_us) / 1e6,
         previous=previous_rows(windows),
     )
-    key = rows.unit * n_ages + metrics.age_key(history.known_s[rows.test])
+    key = rows.unit * n_ages + age_key(history.known_s[rows.test])
     flat = metrics.sums(scored, key, len(rows.unseen) * n_ages)
     return flat.reshape(len(rows.unseen), n_ages, *flat.shape[1:])
 
@@ -330,7 +323,7 @@ def _compare(
     for setting, (margin, budget) in product(SETTINGS, BUDGETS.items()):
         here = {**at, "budget": budget, "margin_set": setting}
         units = {name: s.sum(axis=1) for (where, m, name), s in sums.items() if (where, m) == (setting, margin)}
-        paired = Paired(units, draws=DRAWS, seed=SEED, confidence=CONFIDENCE)
+        paired = Paired(units)
         for name in units:
             numbers = _numbers(paired.difference(name, LIMIT, r))  # which reclaims and violates nothing
             found["estimators"].append(here | {"estimator": name} | numbers)
@@ -349,7 +342,7 @@ def _compare(
                 gap = paired.value(ORACLE, r) - paired.value(other, r)
                 line["gap_closed"] = _number(difference.reclaimed.value / gap if gap > 0 else np.nan)
             found["differences"].append(line)
-        for a, age in enumerate(metrics.AGES) if (setting, at["collections"]) == (FIXED, "all") else ():
+        for a, age in enumerate(AGES) if (setting, at["collections"]) == (FIXED, "all") else ():
             young = {name: sums[setting, margin, name][:, a].sum(axis=0) for name in (BORG, best[NETWORK], NETWORK)}
             line = here | {"age": age, "task_windows": int(young[NETWORK][metrics.POSITION["rows"], r])}
             for name, of_age in young.items():

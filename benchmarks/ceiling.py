@@ -38,7 +38,7 @@ from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
 from reclaim.replay.open_loop.fold import answer_folded, fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
-from reclaim.replay.open_loop.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Paired
+from reclaim.replay.open_loop.paired import RECLAIMED, USUAL, VIOLATION, Paired
 from reclaim.training.estimators.registry import ESTIMATORS
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trees import fit_trees
@@ -97,7 +97,7 @@ def _facts(path: Path, horizon_s: int) -> dict[str, Any]:
 def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
     """Yield a line for each resource and budget that the dataset can measure over a horizon."""
     started = time.perf_counter()
-    history = fold_dataset(source.features, horizon_s, {}, {}, progress=True)[0]
+    history = fold_dataset(source.features, horizon_s, {}, {})[0]
     history = history.take(np.flatnonzero((history.period == TEST) & (history.group != IN_ALLOC)))
     known = np.isfinite(history.target).sum(axis=0)
     if known.max() < _LEAST_ROWS:
@@ -109,9 +109,7 @@ def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
     best = oracle(history).reservation
     for margin, budget in BUDGETS.items():
         of = {CEILING: held[margin], ORACLE: best, LIMIT: windows.limit}
-        paired = Paired(
-            {name: _sums(r, history) for name, r in of.items()}, draws=DRAWS, seed=SEED, confidence=CONFIDENCE
-        )
+        paired = Paired({name: _sums(r, history) for name, r in of.items()})
         for r, resource in enumerate(RESOURCES):
             if known[r] < _LEAST_ROWS:
                 continue
@@ -170,7 +168,7 @@ def groups_of(
     near : int64, shape (n, 3)
         The models of the task a horizon before, at the row, and a horizon after it.
     """
-    hand = np.random.default_rng(SEED).permutation(int(task.max()) + 1) % folds
+    hand = np.random.default_rng(USUAL.seed).permutation(int(task.max()) + 1) % folds
     first, horizon_us = end_us.min(), horizon_s * 1_000_000
     length = max(-(-(int(end_us.max()) - int(first) + 1) // blocks), horizon_us)
     near = [(hand[task] + (end_us + shift - first) // length) % folds for shift in (-horizon_us, 0, horizon_us)]

@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.dataset or synthetic(arguments.work, arguments.days)
     dataset = Dataset.open(path)
-    source = Source(dataset, FeatureSet.open(path), {}, progress=False)
+    source = Source(dataset, FeatureSet.open(path), {})
     estimates = estimate_all(source, ReplayConfig(estimators=("borg",)))
     slots = estimates.period.slots
     machines = machines_of(dataset, slots.first_us, slots.stop_us)

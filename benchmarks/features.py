@@ -50,8 +50,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from processes import time_command, watch_command
+
 _THREADS = 2
-_SAMPLE_S = 0.1
 _S_US = 1_000_000
 _SIGNALS = {"cpu": "cpu_limit", "memory": "memory_limit", "peak_cpu": "cpu_limit"}
 """Each with what it is over."""
@@ -131,9 +132,9 @@ def _race(work: Path, rows: int, rounds: int) -> list[dict[str, object]]:
             _remove(work / name, work / "dataset" / "features")
             command = _command(name, work)
             if number == 1:
-                peaks[name] = _watch(command)
+                peaks[name] = watch_command(command)[1:]
             else:
-                measured = _time(command)
+                measured = time_command(command)
                 runs[name] += [measured] if number else []
                 if number:
                     again = [sys.executable, __file__, "warm", name, str(work)]
@@ -372,44 +373,6 @@ def _width(work: Path, name: str) -> int:
     import pyarrow.parquet as pq
 
     return len(pq.read_schema(next((work / name).glob("*.parquet")))) - len(_KEY)
-
-
-def _time(command: list[str]) -> tuple[float, float]:
-    """Return the seconds a command took, and those its processors worked."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    _check(command, process.returncode)
-    return time.perf_counter() - started, used.ru_utime + used.ru_stime
-
-
-def _watch(command: list[str]) -> tuple[int, int]:
-    """Return the most memory a command's processes had together, in bytes: all of it, and its private part."""
-    import psutil
-
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    root = psutil.Process(process.pid)
-    peaks = {"Pss:": 0, "Pss_Anon:": 0}
-    while process.poll() is None:
-        total = dict.fromkeys(peaks, 0)
-        try:
-            for one in (root, *root.children(recursive=True)):
-                for line in Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines():
-                    kind, *rest = line.split()
-                    if kind in total:
-                        total[kind] += int(rest[0]) << 10
-        except (psutil.Error, OSError):  # one of them ended between two looks
-            pass
-        peaks = {kind: max(peak, total[kind]) for kind, peak in peaks.items()}
-        time.sleep(_SAMPLE_S)
-    _check(command, process.returncode)
-    return peaks["Pss:"], peaks["Pss_Anon:"]
-
-
-def _check(command: list[str], code: int) -> None:
-    if code:
-        raise SystemExit(f"{' '.join(command)[:200]}: exit {code}")
 
 
 def _remove(*paths: Path) -> None:

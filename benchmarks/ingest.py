@@ -24,21 +24,18 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
+from processes import time_command, watch_command
 
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.traces.google_v3 import USAGE
 
-_SAMPLE_S = 0.1
 _GUNZIP = """
 import sys
 from isal import igzip
@@ -84,9 +81,9 @@ def main() -> None:
             for name, command in commands.items():
                 _remove(work / "dataset", work / "by-hand.parquet")
                 if number == 1:
-                    peaks[name] = _watch(command)[1]
+                    peaks[name] = watch_command(command)[1]
                 else:
-                    measured = _time(command)
+                    measured = time_command(command)
                     runs[name] += [measured] if number else []
         results = [_line(name, rows, measured, peaks[name]) for name, measured in runs.items()]
         of = {line["contender"]: line for line in results}
@@ -97,7 +94,7 @@ def main() -> None:
         if not arguments.skip_large:
             large = _cell(work / "large", arguments.large_machines, arguments.large_days, seed=2, shard_hours=24)
             _remove(work / "dataset")
-            seconds, peak = _watch(_ingest(work / "large", work / "dataset"))
+            seconds, peak, _ = watch_command(_ingest(work / "large", work / "dataset"))
             results.append(_line("ingest, large", large, [(seconds, 0.0)], peak))
         _remove(work / "dataset", work / "by-hand.parquet")
     content = {
@@ -128,39 +125,6 @@ def _cell(folder: Path, machines: int, days: float, *, seed: int, shard_hours: i
 
 def _ingest(cell: Path, dataset: Path) -> list[str]:
     return [str(Path(sys.executable).with_name("reclaim")), "ingest", str(cell), str(dataset)]
-
-
-def _time(command: list[str]) -> tuple[float, float]:
-    """Return the seconds a command took, and those its processors worked."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    _check(command, process.returncode)
-    return time.perf_counter() - started, used.ru_utime + used.ru_stime
-
-
-def _watch(command: list[str]) -> tuple[float, int]:
-    """Return the seconds a command took and the most memory its processes had together, in bytes."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    root, peak = psutil.Process(process.pid), 0
-    while process.poll() is None:
-        total = 0
-        try:
-            for one in (root, *root.children(recursive=True)):
-                total += one.memory_full_info().pss
-        except psutil.Error:  # one of them ended between two looks
-            pass
-        peak = max(peak, total)
-        time.sleep(_SAMPLE_S)
-    _check(command, process.returncode)
-    return time.perf_counter() - started, peak
-
-
-def _check(command: list[str], code: int) -> None:
-    if code:
-        raise SystemExit(f"{' '.join(command)[:200]}: exit {code}")
 
 
 def _line(name: str, rows: int, measured: list[tuple[float, float]], peak: int) -> dict[str, Any]:

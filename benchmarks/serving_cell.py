@@ -29,20 +29,12 @@ README = json.loads("""
 
 
 class MadeUpCell:
-    """``n`` tasks, the same in every run; usage wanders from slot to slot.
+    """``n`` tasks, the same in every run; usage wanders from slot to slot."""
 
-    Parameters
-    ----------
-    n : int
-    owners : bool
-        Whether users and logical names are sent.
-    """
-
-    def __init__(self, n: int, *, owners: bool = True) -> None:
+    def __init__(self, n: int) -> None:
         self._random = np.random.default_rng(0)
         self.collection = np.arange(n) // PER_COLLECTION + 1
         self.index = np.arange(n) % PER_COLLECTION
-        self._owners = owners
         self._level = self._random.uniform(0.1, 0.7, (2, n))
         self._limit = np.stack([self._random.uniform(0.5, 4.0, n), self._random.uniform(0.5e9, 8e9, n)])
 
@@ -51,7 +43,7 @@ class MadeUpCell:
         n = len(self.collection)
         share = np.clip(self._level * self._random.lognormal(0.0, 0.1, (2, n)), 0.0, 1.0)
         cpu, memory = share * self._limit
-        columns = {
+        return pa.table({
             s.COLLECTION_ID: self.collection, s.INSTANCE_INDEX: self.index,
             s.START_US: np.full(n, slot * SLOT_US), s.END_US: np.full(n, (slot + 1) * SLOT_US),
             s.CPU_MEAN: cpu, s.CPU_MAX: np.minimum(cpu * 1.6, self._limit[0] * 1.2),
@@ -59,11 +51,9 @@ class MadeUpCell:
             s.CPU_LIMIT: self._limit[0], s.MEMORY_LIMIT: self._limit[1],
             s.MACHINE_ID: np.arange(n) % MACHINES,
             s.TIER: pa.DictionaryArray.from_arrays((self.collection % len(s.TIERS)).astype(np.int8), list(s.TIERS)),
-        }  # fmt: skip
-        if self._owners:
-            columns["user"] = _words("user", self.collection % USERS, USERS)
-            columns["logical_name"] = _words("job", self.collection % NAMES, NAMES)
-        return pa.table(columns)
+            "user": _words("user", self.collection % USERS, USERS),
+            "logical_name": _words("job", self.collection % NAMES, NAMES),
+        })  # fmt: skip
 
     def renew(self, share: float, slot: int) -> pa.Table:
         """Let some collections end with a slot, and others begin in their place; return the ends, for ``/v1/tasks``."""

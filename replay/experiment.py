@@ -67,8 +67,6 @@ class Source:
         The features are the dataset's, and have a test period.
     bundles : mapping of str to Bundle
         Learned estimators by name.
-    progress : bool
-        Whether to show progress on a terminal.
     seconds : dict of str to float
         Filled with the wall time of the parts, as ``fold/<estimator>``.
     settings : dict
@@ -80,7 +78,6 @@ class Source:
     dataset: Dataset
     features: FeatureSet
     bundles: Mapping[str, Bundle]
-    progress: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     engine: Engine = HERE
@@ -91,7 +88,7 @@ class Source:
 
     def each(self, names: Iterable[str], doing: str, part: str) -> Iterator[str]:
         """Yield names under a progress bar, and record how long the caller takes for each as ``<part>/<name>``."""
-        for name in tqdm(names, desc=doing, unit="estimator", disable=None if self.progress else True):
+        for name in tqdm(names, desc=doing, unit="estimator", disable=None):
             with self.timed(f"{part}/{name}"):
                 yield name
 

@@ -150,9 +150,7 @@ def test_a_replay_with_a_node_killed_in_the_middle_has_the_same_results(
     found = {}
     for name, on in (("local", HERE), ("ray", RAY)):
         bundles = by_name([load_model("builtin")])
-        report = run_experiment(
-            experiment, plain, tmp_path / name, config, bundles=bundles, tracking=False, progress=False, engine=on
-        )
+        report = run_experiment(experiment, plain, tmp_path / name, config, bundles=bundles, tracking=False, engine=on)
         found[name] = report.results
     assert len(dying) == 1
     assert found["ray"] == found["local"]

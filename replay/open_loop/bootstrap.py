@@ -7,10 +7,12 @@ intervals too narrow.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reclaim.replay.settings import ComparisonConfig
 
 _DRAWN_AT_ONCE: Final = 2_000_000
 """Numbers drawn at once: 16 MB of weights."""
@@ -27,6 +29,11 @@ class Bootstrap:
     draws: int
     seed: int
     confidence: float
+
+    @classmethod
+    def of(cls, config: ComparisonConfig) -> Self:
+        """Return the one that settings ask for."""
+        return cls(config.draws, config.seed, config.confidence)
 
     def sums(self, unit_sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sums over all units, then over each resample; from shape (n_units, k) to (1 + draws, k)."""

@@ -92,9 +92,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
     """
     tunings: Mapping[str, Tuning] = {}
     if config.tune:
-        fold = CandidateFold.run(
-            source.features, config.estimators, source.seconds, source.engine, progress=source.progress
-        )
+        fold = CandidateFold.run(source.features, config.estimators, source.seconds, source.engine)
         with source.timed("tune"):
             tunings = fold.choose(config.horizon_s, config.budgets, source.engine)
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
@@ -103,9 +101,8 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
     )
     share = Share.within(source.features, config.judged_rows)
     history, answers = fold_dataset(
-        source.features, config.horizon_s, makers, source.seconds, source.engine,
-        share=share, progress=source.progress,
-    )  # fmt: skip
+        source.features, config.horizon_s, makers, source.seconds, source.engine, share=share
+    )
     table = source.dataset.table("machines")
     period = lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names}, share)
     given = scores_of(config.value.prices(source.features.mean_limit, config.horizon_s))
@@ -174,8 +171,6 @@ class CandidateFold:
         names: Sequence[str],
         seconds: dict[str, float],
         engine: Engine = HERE,
-        *,
-        progress: bool,
     ) -> CandidateFold:
         """Fold the windows before the test period through every candidate of the named estimators.
 
@@ -192,7 +187,7 @@ class CandidateFold:
         with (
             engine.pool() as pool,
             closing(pool.each(fold_before_test, jobs)) as buckets,
-            tqdm(total=len(jobs), desc="tune", unit="bucket", disable=None if progress else True) as bar,
+            tqdm(total=len(jobs), desc="tune", unit="bucket", disable=None) as bar,
         ):
             for windows, y, said in buckets:
                 kept.append(windows)

@@ -66,7 +66,6 @@ def fold_dataset(
     engine: Engine = HERE,
     *,
     share: Share = WHOLE,
-    progress: bool,
 ) -> tuple[History, dict[str, Answers]]:
     """Fold every bucket through every estimator; return the rows that are judged, and the answers to them.
 
@@ -88,19 +87,17 @@ def fold_dataset(
         The result does not depend on it.
     share : Share
         Rows that are judged.
-    progress : bool
-        Whether to show progress on a terminal.
     """
     kept: list[History] = []
     answers: dict[str, list[Answers]] = {name: [] for name in makers}
     jobs = [
         Bucketful(features, bucket, list(makers.values()), horizon_s, share) for bucket in range(features.n_buckets)
     ]
-    sizes, quiet = np.diff(features.bucket_start).tolist(), None if progress else True
+    sizes = np.diff(features.bucket_start).tolist()
     with (
         engine.pool() as pool,
         closing(pool.each(fold_bucket, jobs)) as buckets,
-        tqdm(total=sum(sizes), desc="replay", unit="window", unit_scale=True, disable=quiet) as bar,
+        tqdm(total=sum(sizes), desc="replay", unit="window", unit_scale=True, disable=None) as bar,
     ):
         for size, judged in zip(sizes, buckets, strict=True):
             kept.append(judged.history)

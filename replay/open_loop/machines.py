@@ -20,7 +20,6 @@ from reclaim.replay.open_loop.fold import ROWS_PER_CALL
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
-from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.following import AT_ONCE
@@ -28,7 +27,7 @@ from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
 from reclaim.training.machines.terms import N_TERMS, T_HELD
 from reclaim.training.margins.answers import Answers, Widened
 from reclaim.training.margins.calibrate import guarded_reservations
-from reclaim.training.margins.margin import Budgets, Margin, guarded
+from reclaim.training.margins.margin import Budgets, Margin, guarded_amounts
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import violates
 
@@ -163,8 +162,7 @@ class ValidationMachines:
         mine, windows = answers.take(self.rows), history.windows.take(self.rows)
 
         def kept(name: str, budget: float, settings: Mapping[str, Price | Margin]) -> NDArray[np.bool_]:
-            bare = mine.under(settings, name, windows)
-            held = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
+            held = guarded_amounts(mine.under(settings, name, windows), windows)
             return np.array([
                 at is not None and violates(at.peak, at.total(held[at.rows, r])).mean() <= budget
                 for r, at in enumerate(self.at)

@@ -12,10 +12,6 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
-from reclaim.features.groups import AGES as AGES
-from reclaim.features.groups import TIER_LABELS as TIER_LABELS
-from reclaim.features.groups import age_key as age_key
-from reclaim.features.groups import tier_key as tier_key
 from reclaim.replay.open_loop.bootstrap import FEWEST, Bootstrap, bounds, resampled_sums
 from reclaim.replay.open_loop.rows import ratio
 from reclaim.training.margins.violation import needed_in_kernel, violates_in_kernel

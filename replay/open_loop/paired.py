@@ -14,17 +14,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.replay.open_loop.bootstrap import FEWEST, bounds, reported, resampled_sums
+from reclaim.replay.open_loop.bootstrap import FEWEST, Bootstrap, bounds, reported, resampled_sums
 from reclaim.replay.open_loop.metrics import METRICS, POSITION
 from reclaim.replay.open_loop.rows import ratio
 
 RECLAIMED: Final = "reclaimed_share"
 VIOLATION: Final = "violation_rate"
 
-DRAWS: Final = 1_000
-SEED: Final = 1
-CONFIDENCE: Final = 0.95
-"""Of the comparison of recorded replays that were not all run with the same."""
+USUAL: Final = Bootstrap(draws=1_000, seed=1, confidence=0.95)
+"""Resampling of the comparison of recorded replays that were not all run with the same."""
 
 BETTER: Final = "better"
 WORSE: Final = "worse"
@@ -136,18 +134,10 @@ class Paired:
     ----------
     unit_sums : mapping of name to float64, shape (n_units, len(STATS), n_resources)
         As ``metrics.sums`` gives them with the unit as key; the same units, in the same order, for all.
-    draws, seed, confidence : int, int, float
-        Resamples, seed of the generator, and the share of them within an interval.
+    how : Bootstrap
     """
 
-    def __init__(
-        self,
-        unit_sums: Mapping[str, NDArray[np.float64]],
-        *,
-        draws: int = DRAWS,
-        seed: int = SEED,
-        confidence: float = CONFIDENCE,
-    ) -> None:
+    def __init__(self, unit_sums: Mapping[str, NDArray[np.float64]], how: Bootstrap = USUAL) -> None:
         self.names = list(unit_sums)
         if not self.names:
             return
@@ -155,10 +145,10 @@ class Paired:
         needed = [POSITION[stat] for ratio in ratios for stat in (ratio.numerator, ratio.denominator)]
         stacked = np.stack([unit_sums[name][:, needed] for name in self.names], axis=1)  # (U, E, 4, R)
         self._point = _ratios(stacked.sum(axis=0))
-        drawn = resampled_sums(stacked.reshape(len(stacked), -1), draws=draws, seed=seed)
+        drawn = resampled_sums(stacked.reshape(len(stacked), -1), draws=how.draws, seed=how.seed)
         enough = np.count_nonzero(stacked[:, :, 1::2], axis=0) >= FEWEST  # (E, 2, R)
-        self._draws = np.where(enough, _ratios(drawn.reshape(draws, *stacked.shape[1:])), np.nan)  # (D, E, 2, R)
-        self._confidence = confidence
+        self._draws = np.where(enough, _ratios(drawn.reshape(how.draws, *stacked.shape[1:])), np.nan)  # (D, E, 2, R)
+        self._confidence = how.confidence
 
     def value(self, name: str, resource: int) -> float:
         """Return the reclaimed share of one estimator."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.features.groups import AGES, TIER_LABELS
 from reclaim.replay.open_loop import metrics, timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number, reported
 from reclaim.replay.open_loop.history import current_reservations, window_seconds
@@ -26,15 +27,15 @@ def score(reservation: NDArray[np.float64], period: Period, bootstrap: Bootstrap
     history, groups = period.history, period.groups
     sums = _sums(reservation, period)
     units = _joined(sums, groups.unit, len(period.unseen_units))
-    tiers = _joined(sums, groups.tier, len(metrics.TIER_LABELS))
-    ages = _joined(sums, groups.age, len(metrics.AGES))
+    tiers = _joined(sums, groups.tier, len(TIER_LABELS))
+    ages = _joined(sums, groups.age, len(AGES))
     reserved = current_reservations(reservation, history)[period.rows, _MEMORY]
     return {
         "units": units,
         "all": with_intervals(units, bootstrap),
         "unseen": with_intervals(units[period.unseen_units], bootstrap),
-        "tiers": by_group(tiers, metrics.TIER_LABELS),
-        "ages": by_group(ages, metrics.AGES),
+        "tiers": by_group(tiers, TIER_LABELS),
+        "ages": by_group(ages, AGES),
         "oom": _memory_events(period.memory_used, reserved, period.slots),
     }
 
@@ -74,7 +75,7 @@ def _memory_events(
         return dict.fromkeys(("events", "rate", "tasks_over", "tasks_over_rate"))
     events = int(timeline.oom_events(used, reserved, slots).sum())
     over = int(timeline.tasks_over(used, reserved, slots).sum())
-    places = timeline.occupied(slots)
+    places = len(slots.occupied[1])  # pairs of a place and a slot with a task
     return {"events": events, "rate": events / places, "tasks_over": over, "tasks_over_rate": over / known}
 
 

@@ -161,11 +161,6 @@ def known_memory(used: NDArray[np.float64], reserved: NDArray[np.float64]) -> ND
     return np.isfinite(used) & np.isfinite(reserved)
 
 
-def occupied(slots: SlotGrid) -> int:
-    """Return the number of pairs of a place and a slot with a task, the divisor of event rates."""
-    return len(slots.occupied[1])
-
-
 def cell_capacity(machines: Mapping[str, NDArray[Any]], until_us: int) -> NDArray[np.float64] | None:
     """Return the capacity of the machines in service at a time; shape (n_resources,), None where it is unknown.
 

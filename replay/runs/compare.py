@@ -84,12 +84,11 @@ def choose(runs: Sequence[str] = (), experiment: str | None = None) -> Chosen:
     return Chosen(_ordered(list(chosen.values())), named, tuple(single))
 
 
-def compare(runs: Sequence[str] | Chosen = ()) -> dict[str, Table]:
-    """Return a table of the recorded runs of each experiment, by its name; arguments and errors as in ``choose``.
+def compare(chosen: Chosen) -> dict[str, Table]:
+    """Return a table of the chosen runs of each experiment, by its name.
 
     A setting in which the runs of a table differ is a column of it.
     """
-    chosen = runs if isinstance(runs, Chosen) else choose(runs)
     by_name = {name: [r for r in chosen.runs if r.experiment == name] for name in EXPERIMENTS}
     return {name: _table(records, load_experiment(name).columns) for name, records in by_name.items() if records}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,10 @@ from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, LEARNED, ONLINE, STATISTICAL
-from reclaim.replay.open_loop.paired import Comparison, Paired
+from reclaim.replay.open_loop.bootstrap import Bootstrap
+from reclaim.replay.open_loop.paired import USUAL, Comparison, Paired
 from reclaim.replay.report.units import HINDSIGHT, UNITS, UnitSums, read_units
-from reclaim.replay.runs.compare import Chosen, choose
+from reclaim.replay.runs.compare import Chosen
 from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import RunRecord
@@ -25,8 +26,8 @@ _MARGINS: Final = "margins"
 """The experiment whose runs keep their sums by unit."""
 _PROMISE: Final = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_tier")
 """Settings that runs must share to be comparable: horizon, budgets, and whether each tier keeps them."""
-_RESAMPLING: Final = {"draws": int, "seed": int, "confidence": float}
-"""Settings of a replay that are options of ``Paired``."""
+_RESAMPLING: Final = ("draws", "seed", "confidence")
+"""Settings of a replay that are those of its ``Bootstrap``."""
 _NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))
 _EQUAL: Final = "reclaimed at equal violation"
 _COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "against", *_NUMBERS, "verdict",
@@ -46,7 +47,7 @@ class _Group:
     equal: Mapping[str, NDArray[np.float64]]
 
 
-def differences(runs: Sequence[str] | Chosen = ()) -> Table:
+def differences(chosen: Chosen) -> Table:
     """Return the differences between estimators at the same margin, with intervals and a verdict.
 
     The learned ones (the statistical ones where there is none) are compared with the best statistical one
@@ -56,14 +57,8 @@ def differences(runs: Sequence[str] | Chosen = ()) -> Table:
 
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
-    differ in them, the defaults of ``Paired`` are used. A replay recorded without its sums by unit has no row.
-
-    Parameters
-    ----------
-    runs : sequence of str or Chosen
-        As in ``compare.choose``.
+    differ in them, ``paired.USUAL`` are used. A replay recorded without its sums by unit has no row.
     """
-    chosen = runs if isinstance(runs, Chosen) else choose(runs)
     rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
     return Table(_COLUMNS, tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
 
@@ -72,7 +67,7 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
     everyone = (*group.members, *group.rivals)
     names = _names(everyone)
     paired, equal = (
-        Paired({names[run_id]: of for run_id, of in sums.items()}, **_resampling(everyone))
+        Paired({names[run_id]: of for run_id, of in sums.items()}, _resampling(everyone))
         for sums in (group.sums, group.equal)
     )
     margin = group.members[0].tags["margin"]
@@ -116,12 +111,13 @@ def _afterwards(compared: Comparison | None) -> tuple[Cell, ...]:
     return compared.against, gain if np.isfinite(gain) else None, compared.verdict
 
 
-def _resampling(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the draws, seed and confidence of replays; nothing where they differ or are unknown."""
-    first, *others = [[record.params.get(name) for name in _RESAMPLING] for record in records]
-    if None in first or any(other != first for other in others):
-        return {}
-    return {name: of(value) for (name, of), value in zip(_RESAMPLING.items(), first, strict=True) if value is not None}
+def _resampling(records: Sequence[RunRecord]) -> Bootstrap:
+    """Return the resampling of replays; the usual one where they differ in it or it is unknown."""
+    first, *others = [[record.params.get(name, "") for name in _RESAMPLING] for record in records]
+    if "" in first or any(other != first for other in others):
+        return USUAL
+    draws, seed, confidence = first
+    return Bootstrap(int(draws), int(seed), float(confidence))
 
 
 def _first(member: RunRecord, members: Sequence[RunRecord], named: Mapping[str, int]) -> RunRecord | None:

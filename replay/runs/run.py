@@ -56,7 +56,6 @@ def run_experiment(
     *,
     bundles: Mapping[str, Bundle] | None = None,
     tracking: bool = True,
-    progress: bool = True,
     engine: Engine = HERE,
 ) -> ReplayReport:
     """Run an experiment and write ``results.json``, ``report.html``, its figures and its own files.
@@ -78,8 +77,6 @@ def run_experiment(
         Learned estimators by name, see ``by_name``.
     tracking : bool
         Whether to record the runs in MLflow.
-    progress : bool
-        Whether to show progress on a terminal.
     engine : Engine
         Runs the jobs; the results do not depend on it.
 
@@ -113,7 +110,7 @@ def run_experiment(
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
         with replaced_folder(out) as folder:  # before anything is measured: a place that cannot be written ends it here
-            source = Source(opened, features, bundles, progress, seconds, engine=engine)
+            source = Source(opened, features, bundles, seconds, engine=engine)
             measured = experiment.measure(source, config)
             made = {
                 **measured.results,

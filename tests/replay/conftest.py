@@ -13,12 +13,11 @@ import pytest
 
 from reclaim.data import schema
 from reclaim.data import windows as w
-from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import Windows, empty_windows
-from reclaim.features.build import build_features
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
+from tests.series import dataset_of
 
 WINDOW_US = 300_000_000
 START_US = 600_000_000
@@ -88,11 +87,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a dataset of 30 tasks on 4 machines over two days, with its features; to be read only."""
     folder = tmp_path_factory.mktemp("replay")
     write_series(folder / "raw", tasks=30, windows=576, seed=3)
-    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=3)
-    made = ingest(folder / "raw", folder / "cell", config).dataset
+    made = dataset_of(folder / "raw", folder / "cell", buckets=3)
     assert made.n_windows == 30 * 576
     assert schema.CPU_PERCENTILES in made.manifest["lacks"]
-    build_features(made)
     return made.path
 
 
@@ -114,6 +111,17 @@ def cell_dataset(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def unlimited(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make that cell again, without limits of memory; to be read only."""
+    folder = tmp_path_factory.mktemp("unlimited")
+    write_series(folder / "raw", tasks=30, windows=576, seed=3)
+    (folder / "raw" / "mapping.toml").write_text(MAPPING.replace("memory_limit = 2.0\n", ""))
+    made = dataset_of(folder / "raw", folder / "cell", buckets=3)
+    shutil.copy(cell_dataset / "machines.parquet", folder / "cell" / "machines.parquet")
+    return made.path
+
+
+@pytest.fixture(scope="session")
 def config() -> MarginsConfig:
     """Return settings with two estimators and the limit."""
     return MarginsConfig(estimators=("borg", "percentile", "limit"), draws=50)
@@ -123,4 +131,4 @@ def config() -> MarginsConfig:
 def report(dataset: Path, config: MarginsConfig, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     """Make a finished replay of that dataset, not recorded; to be read only."""
     out = tmp_path_factory.mktemp("out") / "margins"
-    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False)

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from reclaim.cli.app import app
 from reclaim.config import config_from, load_config
 from reclaim.data.errors import ConfigError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.training.settings import CONFIGS, TrainConfig, config_file, shipped_configs
 from reclaim.training.tracking.runs import find_run
+from tests.series import dataset_of
 from tests.training.fitting.test_train import write_cell
 
 
@@ -79,8 +78,7 @@ def test_reclaim_train_trains_with_a_shipped_configuration_by_its_name(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     write_cell(Path("raw"), tasks=20, windows=300)
-    made = ingest(Path("raw"), Path("dataset"), IngestConfig(trace="series", mapping="raw/mapping.toml"))
-    build_features(made.dataset)
+    dataset_of(Path("raw"), Path("dataset"))
     result = CliRunner().invoke(app, ["train", "dataset", "--config", "vm-series", "--set", "fit.epochs=1", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])

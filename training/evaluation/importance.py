@@ -36,6 +36,7 @@ _FACTS: Final = (
 _MARKS: Final = "ox|"
 """Of the targets in the figure, in their order."""
 _TICKS: Final = (0, 1, 10, 100, 1_000)
+_SHOWN: Final = 15
 
 
 def group_of(name: str) -> str:
@@ -89,9 +90,7 @@ class Importance:
     @property
     def mean(self) -> NDArray[np.float64]:
         """The mean rise over the targets that have one; shape (len(names),)."""
-        known = np.isfinite(self.rise)
-        n = known.sum(axis=1)
-        return np.where(n > 0, np.where(known, self.rise, 0.0).sum(axis=1) / np.maximum(n, 1), np.nan)
+        return mean_known(self.rise.T)
 
     @property
     def widest(self) -> float:
@@ -170,20 +169,18 @@ def permutation_importance(
     return Importance(tuple(columns), after / np.where(before > 0, before, np.nan) - 1.0, before, len(some))
 
 
-def importance_figure(importance: Importance, groups: Importance | None = None, *, top: int = 15) -> Figure:
-    """Return a figure of the features of highest rise, and below them of groups: a bar the mean, a mark each target."""
+def importance_figure(importance: Importance) -> Figure:
+    """Return a figure of the ``_SHOWN`` features of highest rise: a bar the mean, a mark each target."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    shown = [importance.top(top)] + ([] if groups is None else [groups.top(len(groups.names))])
+    shown = importance.top(_SHOWN)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.0, 1.2 + 0.24 * sum(len(s.names) for s in shown)), layout="constrained")
-        axes = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[max(len(s.names), 1) for s in shown])[:, 0]
-        widest = max(one.widest for one in shown)
-        for axis, one in zip(axes, shown, strict=True):
-            draw_bars(axis, one, widest)
+        figure = Figure(figsize=(6.0, 1.2 + 0.24 * len(shown.names)), layout="constrained")
+        axis = figure.subplots()
+        draw_bars(axis, shown, shown.widest)
         figure.supxlabel(f"rise of the CRPS, dealt among {importance.rows} rows; the bar is the mean", size=9.5)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(TARGETS))
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper right", ncols=len(TARGETS))
     return figure
 
 

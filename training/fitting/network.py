@@ -80,6 +80,10 @@ class FitResult:
     best_epoch: int
     device: str
 
+    def facts(self, rows: int) -> dict[str, Any]:
+        """Return ``Fitted.facts`` of a fit to so many rows."""
+        return {"rows": rows, "device": self.device, "epochs": len(self.history), "best_epoch": self.best_epoch}
+
 
 class NetworkLearner(Learner):
     """Fits the network."""
@@ -114,12 +118,7 @@ class NetworkLearner(Learner):
                 samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, on_epoch=on_epoch,
                 hidden=hidden_features(sources),
             )  # fmt: skip
-        facts = {
-            "rows": len(samples),
-            "device": result.device,
-            "epochs": len(result.history),
-            "best_epoch": result.best_epoch,
-        }
+        facts = result.facts(len(samples))
         forecaster = NetworkForecaster.of(result.network, result.heads, _beyond(samples))
         del samples, valid
         refitted = None

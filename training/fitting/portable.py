@@ -60,60 +60,50 @@ class PortableLearner(Learner):
             now=np.array([FIRST]),
         )  # fmt: skip
         tensors = {name: tensor.numpy() for name, tensor in result.network.state_dict().items()}
-        facts = {
-            "rows": len(train),
-            "device": result.device,
-            "epochs": len(result.history),
-            "best_epoch": result.best_epoch,
-        }
         beyond = beyond_of(_targets_alone(sources, fit.max_samples, config.seed), SO_FAR, alike=True)
-        return Fitted(PortableForecaster(tensors, beyond), counts, facts, result.history)
+        return Fitted(PortableForecaster(tensors, beyond), counts, result.facts(len(train)), result.history)
 
 
 def _rows(
     sources: Sequence[Source], rows_of: Callable[[FeatureSet], NDArray[np.int64]], limit: int, seed: int
 ) -> tuple[Rows, list[int]]:
     """Return rows of every source and signal, ``limit`` altogether and as many of each, and how many of each source."""
-    kept = _kept(sources, rows_of)
     parts: list[tuple[NDArray[np.float32], ...]] = []
     counts = [0] * len(sources)
-    for source, t, known in kept:
-        rows = choose_rows(known, limit // len(kept), seed)
-        for start in range(0, len(rows), _READ_AT_ONCE):
-            some = rows[start : start + _READ_AT_ONCE]
-            y = source.features.targets(some)[0][:, t]
-            x = inputs_of(source.features.x[some])[:, t]
-            measured = np.isfinite(x[:, FIRST])
-            parts.append((x[measured], y[measured, None], source.features.weight[some][measured]))
-            counts[sources.index(source)] += int(measured.sum())
+    for source, t, some in _chosen(sources, rows_of, limit, seed):
+        y = source.features.targets(some)[0][:, t]
+        x = inputs_of(source.features.x[some])[:, t]
+        measured = np.isfinite(x[:, FIRST])
+        parts.append((x[measured], y[measured, None], source.features.weight[some][measured]))
+        counts[sources.index(source)] += int(measured.sum())
     none = [np.zeros((0, *row), np.float32) for row in ((len(INPUTS),), (1, len(HORIZONS_S)), ())]
     x, y, weight = (np.concatenate(column) for column in zip(none, *parts, strict=True))
     oom = np.full((len(x), len(HORIZONS_S)), np.nan, np.float32)
     return Rows(x, y, oom, None if (weight == 1).all() else weight), counts
 
 
-def _kept(
-    sources: Sequence[Source], rows_of: Callable[[FeatureSet], NDArray[np.int64]]
-) -> list[tuple[Source, int, NDArray[np.int64]]]:
-    """Return every source, each of its targets that is known in some row, and these rows."""
-    return [
+def _chosen(
+    sources: Sequence[Source], rows_of: Callable[[FeatureSet], NDArray[np.int64]], limit: int, seed: int
+) -> Iterator[tuple[Source, int, NDArray[np.int64]]]:
+    """Yield rows of every source and of each of its targets that is known in some, ``_READ_AT_ONCE`` at a time."""
+    kept = [
         (source, t, rows)
         for source in sources
         for t in range(len(TARGETS))
         if len(rows := _known(source.features, rows_of(source.features), t))
     ]
+    for source, t, known in kept:
+        rows = choose_rows(known, limit // len(kept), seed)
+        for start in range(0, len(rows), _READ_AT_ONCE):
+            yield source, t, rows[start : start + _READ_AT_ONCE]
 
 
 def _targets_alone(sources: Sequence[Source], limit: int, seed: int) -> Iterator[Part]:
     """Yield the training rows that the network is fitted to, as recorded, with the one target that each is of."""
-    kept = _kept(sources, FeatureSet.train_rows)
-    for source, t, known in kept:
-        rows = choose_rows(known, limit // len(kept), seed)
-        for start in range(0, len(rows), _READ_AT_ONCE):
-            some = rows[start : start + _READ_AT_ONCE]
-            y = np.full((len(some), len(TARGETS), len(HORIZONS_S)), np.nan, np.float32)
-            y[:, t] = source.features.targets(some)[0][:, t]
-            yield source.features.x[some], y, source.features.weight[some]
+    for source, t, some in _chosen(sources, FeatureSet.train_rows, limit, seed):
+        y = np.full((len(some), len(TARGETS), len(HORIZONS_S)), np.nan, np.float32)
+        y[:, t] = source.features.targets(some)[0][:, t]
+        yield source.features.x[some], y, source.features.weight[some]
 
 
 def _known(features: FeatureSet, rows: NDArray[np.int64], t: int) -> NDArray[np.int64]:

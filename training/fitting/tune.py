@@ -161,14 +161,16 @@ def tune(
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     busy = ConfigError(f"{file}: another process is at this search; wait for it")
     with locked(file.with_suffix(".lock"), busy), _quiet():
-        study = _open_study(file, key)
+        study = optuna.create_study(storage=f"sqlite:///{file.absolute()}", study_name=key, load_if_exists=True)
         run_id = _parent(key, config, ranges, sources)
         done = _count(study)
         say(f"{done} of {trials} trials are there; {file} holds them")
         if done < trials:
             search = _Search(key, tuple(sources), config, ranges)
-            with _objectives():
+            try:
                 _search(study, search, trials, at_once, Engine(workers=1) if engine.name == "local" else engine, run_id)
+            finally:
+                _kept.clear()
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
             raise ModelError(
@@ -266,11 +268,6 @@ def _quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _open_study(file: Path, key: str) -> optuna.Study:
-    """Open the record of finished trials."""
-    return optuna.create_study(storage=f"sqlite:///{file.absolute()}", study_name=key, load_if_exists=True)
-
-
 def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Source]) -> str:
     """Return the run above those of the trials, made where the store has none."""
     before = [run for run in tracking.find_runs(EXPERIMENT, tags={_KEY_TAG: key}) if _TRIAL_TAG not in run.tags]
@@ -343,15 +340,6 @@ def _objective(search: _Search) -> Objective:
         _kept.clear()
         _kept[search.key] = objective_of(search.sources, search.config)
     return _kept[search.key]
-
-
-@contextmanager
-def _objectives() -> Iterator[None]:
-    """Drop the loss, with its rows, at the end."""
-    try:
-        yield
-    finally:
-        _kept.clear()
 
 
 def _try(objective: Objective, config: TrainConfig, trial: optuna.Trial) -> tuple[float | None, list[float], str]:

@@ -14,9 +14,8 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import TIER_LABELS, tier_key
-from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate
 from reclaim.training.margins.answers import Answers, Setting
-from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded_amounts
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import needed, violates
 
@@ -88,9 +87,7 @@ def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray
     where target or limit is unknown.
     """
     need = np.where(windows.limit > 0, needed(target, windows.limit), np.nan)
-    rule = np.full(need.shape, MODEL, np.uint8)
-    least = guarded(Estimate(np.zeros_like(need), rule), windows).reservation
-    most = guarded(Estimate(np.full_like(need, np.inf), rule), windows).reservation
+    least, most = (guarded_amounts(np.full_like(need, bare), windows) for bare in (0.0, np.inf))
     with np.errstate(invalid="ignore"):
         reservation = np.where(violates(need, most), np.inf, need)
         return np.where(np.isnan(need) | violates(need, least), reservation, 0.0)
@@ -222,12 +219,7 @@ def guarded_reservations(
     answers: Answers, windows: Windows, settings: Mapping[str, Setting]
 ) -> dict[str, NDArray[np.float64]]:
     """Return what is reserved under each of the three margins, shape (n, n_resources) each, in trace units."""
-    held = {}
-    for margin in MARGIN_NAMES:
-        bare = answers.under(settings, margin, windows)
-        rule = np.where(np.isnan(bare), np.uint8(UNKNOWN), np.uint8(MODEL))
-        held[margin] = guarded(Estimate(bare, rule), windows).reservation
-    return held
+    return {name: guarded_amounts(answers.under(settings, name, windows), windows) for name in MARGIN_NAMES}
 
 
 def _by_tier(

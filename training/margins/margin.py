@@ -16,7 +16,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
-from reclaim.training.estimators.base import CAP, JUMP, STARTUP, UNKNOWN, Estimate, Estimator, Wrapper
+from reclaim.training.estimators.base import CAP, JUMP, MODEL, STARTUP, UNKNOWN, Estimate, Estimator, Wrapper
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,11 @@ def guarded(estimate: Estimate, windows: Windows) -> Estimate:
     limit = np.array(windows.limit, np.float64, order="C")
     _guard_rows(demand(windows), limit, young_runs(windows), reservation, rule)
     return Estimate(reservation, rule, estimate.forecast)
+
+
+def guarded_amounts(bare: NDArray[np.float64], windows: Windows) -> NDArray[np.float64]:
+    """Return the reservations alone that ``guarded`` leaves of bare ones; shape (n, n_resources) each."""
+    return guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
 
 
 @numba.njit(**LENT)

@@ -115,8 +115,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
         source.engine.pool() as pool,
         closing(pool.each(_compacted, ((checkpoint, config) for checkpoint in taken))) as results_of,
     ):
-        quiet = None if source.progress else True
-        done = tqdm(results_of, "compacting", len(times), unit="checkpoint", disable=quiet)
+        done = tqdm(results_of, "compacting", len(times), unit="checkpoint", disable=None)
         for time_us, (summary, of) in zip(times, done, strict=True):
             compacted.append(summary)
             facts.append(of | {"hours": (time_us - estimates.period.slots.first_us) / 3.6e9})
@@ -183,8 +182,7 @@ def _set_on_packed(
         counts["few"] = machines * config.budgets.aggressive < 1
         packed = PackedMoments(estimates, [_placed_by(at, config) for at in moments], config.policy, config.seed)
         steps = set_on_packed(contenders, packed)
-        quiet = None if source.progress else True
-        *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=quiet)
+        *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=None)
         reason = f"{MOST_CLONES} copies of the cell do not hold the tasks, for some estimators only"
         left_out += Counter({reason: len(packed.not_held)})
         counts["not_kept"] = packed.not_kept

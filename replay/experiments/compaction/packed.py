@@ -24,11 +24,10 @@ from reclaim.replay.experiments.compaction.packing import MOST_CLONES, Booked, F
 from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.machines import MachineContenders, least_score
-from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.machines.curve import margin_of
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.margins.answers import scores_of
-from reclaim.training.margins.margin import Margin, guarded
+from reclaim.training.margins.margin import Margin, guarded_amounts
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import violates
 
@@ -106,8 +105,7 @@ class PackedMoments:
         settings = contenders.sums[name]
 
         def reserved(under: Mapping[str, Price | Margin], margin: str) -> Floats:
-            bare = mine.under(under, margin, self._few.windows)
-            after = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), self._few.windows).reservation
+            after = guarded_amounts(mine.under(under, margin, self._few.windows), self._few.windows)
             current = current_reservations(after, self._few)[self._of]
             return np.where(np.isnan(current), self._limit, current)
 

@@ -80,7 +80,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
     """
     estimates = estimate_all(source, config)
     history, period = estimates.history, estimates.period
-    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    bootstrap = Bootstrap.of(config)
     rates = (config.budgets.baseline, config.budgets.aggressive)
     guards, test, seconds = Guards.from_windows(history.windows), period.rows, window_seconds(history.windows)
     rows = TaskRows.lay_out(test, guards, history.target, seconds, period.unit, len(period.unseen_units))
@@ -244,7 +244,7 @@ def _at_budget(
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for margin, budget in asdict(config.budgets).items():
         sums = {name: of for (name, m), of in of_units.items() if m == margin}
-        paired = Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
+        paired = Paired(sums, Bootstrap.of(config))
         rivals = [name for name in sums if kinds[name] == STATISTICAL]
         found[margin] = {
             name: {

@@ -94,7 +94,7 @@ def run_cells(
     placing = Placing(contenders, workload.row, tuple(budgets.values()))
 
     def calls() -> Iterator[tuple[Callable[[_Job], _Ran], _Job]]:
-        for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
+        for name in tqdm(names, desc="closed loop", unit="estimator", disable=None):
             placed, by_machine = placing.by_machine(name), None
             if placed is None:
                 margins, reserved = _reservations(name, estimates, workload, follow, contenders)

@@ -68,7 +68,7 @@ def by_part(
     reserved: Mapping[str, Floats], period: Period, config: ReplayConfig
 ) -> dict[str, dict[str, list[dict[str, float | None]]]]:
     """Return, by budgeted margin and resource, the violation of each week or day as a multiple of the budget."""
-    rows, bootstrap = period.rows, Bootstrap(config.draws, config.seed, config.confidence)
+    rows, bootstrap = period.rows, Bootstrap.of(config)
     windows, hours = period.history.windows, period.slots.hours_at(period.slots.count)
     days = 7 if hours >= _WEEKS * 7 * 24 else 1
     part = (windows.end_us[rows] - 1 - period.slots.first_us) // (days * _DAY_S * 1_000_000)
@@ -104,10 +104,7 @@ def cost_of_following(name: str, units: UnitSums, config: ReplayConfig) -> dict[
     found = {}
     for margin in asdict(config.budgets):
         keys = {FOLLOWED: (name + ONLINE, margin), AFTERWARDS: (name, margin + HINDSIGHT)}
-        paired = Paired(
-            {how: units.sums[key] for how, key in keys.items()},
-            draws=config.draws, seed=config.seed, confidence=config.confidence,
-        )  # fmt: skip
+        paired = Paired({how: units.sums[key] for how, key in keys.items()}, Bootstrap.of(config))
         differences = {resource: paired.difference(FOLLOWED, AFTERWARDS, r) for r, resource in enumerate(RESOURCES)}
         found[margin] = {
             resource: {RECLAIMED: of.reclaimed.report(), VIOLATION: of.violation.report()}

@@ -128,7 +128,7 @@ def _judged(
 ) -> Iterator[dict[str, Any]]:
     """Yield what is reported of each estimator; ``kept`` is filled with how well the learned ones keep the budgets."""
     period, bundles = estimates.period, source.bundles
-    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    bootstrap = Bootstrap.of(config)
     drawn = _drawn(config, list(bundles))
     for name in source.each(estimates.answers, "judging", "judge"):
         if name == LIMIT:
@@ -192,7 +192,7 @@ def against_best(
 def _paired(units: UnitSums, names: Iterable[str], margin: str, config: ReplayConfig) -> Paired:
     """Return the named estimators that have sums under a margin."""
     sums = {name: units.sums[name, margin] for name in names if (name, margin) in units.sums}
-    return Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
+    return Paired(sums, Bootstrap.of(config))
 
 
 def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str, str]:

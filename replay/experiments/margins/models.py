@@ -11,6 +11,7 @@ from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import HEADLINE, Results
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION, Paired
 from reclaim.replay.report.page import brief
 from reclaim.replay.report.units import UnitSums
@@ -36,10 +37,7 @@ def against_first(models: Sequence[str], units: UnitSums, config: ReplayConfig) 
         return found
     first, *others = models
     for margin in MARGIN_NAMES:
-        paired = Paired(
-            {name: units.sums[name, margin] for name in models},
-            draws=config.draws, seed=config.seed, confidence=config.confidence,
-        )  # fmt: skip
+        paired = Paired({name: units.sums[name, margin] for name in models}, Bootstrap.of(config))
         for name, (r, resource) in product(others, enumerate(RESOURCES)):
             compared = paired.compare(name, first, r, config.budgets.of(margin))
             found.setdefault(margin, {}).setdefault(name, {})[resource] = compared.report()

@@ -114,11 +114,10 @@ def ask_statistics(
         for windows, place in [series.windows(part)]
         for _, make in makers
     )
-    quiet = None if source.progress else True
     total = len(series.workload) * len(makers)
     with (
         source.timed("ask"),
-        tqdm(total=total, desc="recommend", unit="window", unit_scale=True, disable=quiet) as bar,
+        tqdm(total=total, desc="recommend", unit="window", unit_scale=True, disable=None) as bar,
         source.engine.pool() as pool,
         closing(pool.each(_answers_at, jobs)) as answered,
     ):

@@ -136,28 +136,6 @@ class RecommendConfig(ComparisonConfig):
         )
 
 
-@dataclass(frozen=True)
-class Backtest:
-    """Requests that each contender sets.
-
-    Attributes
-    ----------
-    contenders : sequence of Contender
-    requests, rules : mapping of name to array, shape (n_decisions, n_resources)
-    winner : tuple of int, in the order ``schema.RESOURCES``
-        Of ``contenders``, the one that reclaims most on the validation windows.
-    """
-
-    contenders: Sequence[Contender]
-    requests: Mapping[str, Floats]
-    rules: Mapping[str, Integers]
-    winner: tuple[int, ...]
-
-    def of_winner(self, values: Mapping[str, Any]) -> Any:
-        """Return, of each resource, the column of the estimator that won."""
-        return np.stack([values[self.contenders[k].name][:, r] for r, k in enumerate(self.winner)], axis=1)
-
-
 def measure(source: Source, config: RecommendConfig) -> Measured:
     """Set the request of every workload, as estimators would have in the past and as the best of them does now.
 
@@ -169,7 +147,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     kubernetes = names.is_kubernetes(source.dataset)
     policy = config.policy(kubernetes=kubernetes)
     with source.timed("read"):
-        rows = read_rows(source.features, source.engine, progress=source.progress)
+        rows = read_rows(source.features, source.engine)
         series = largest_task(rows)
     cuts_us = source.features.cuts_us
     decisions = lay_out(rows, series, cuts_us, hold_days=config.hold_days, seen_days=config.seen_days)
@@ -182,13 +160,12 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         period: Judged.of(rows, decisions, period, begins).without(withheld)
         for period, begins in zip((VALID, TEST), cuts_us, strict=True)
     }
-    requests = {name: request for name, (request, _) in set_by.items()}
-    on_valid = {name: judged[VALID].by_workload(request) for name, request in requests.items()}
-    backtest = Backtest(contenders, requests, {name: rule for name, (_, rule) in set_by.items()}, _winner(contenders))
-    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
-    chosen = backtest.of_winner(requests)
-    rule = backtest.of_winner(backtest.rules)
-    tested = {name: judged[TEST].by_workload(request) for name, request in requests.items()}
+    on_valid = {name: judged[VALID].by_workload(request) for name, (request, _) in set_by.items()}
+    winners = _winners(contenders)
+    bootstrap = Bootstrap.of(config)
+    chosen = np.stack([set_by[one.name][0][:, r] for r, one in enumerate(winners)], axis=1)
+    rule = np.stack([set_by[one.name][1][:, r] for r, one in enumerate(winners)], axis=1)
+    tested = {name: judged[TEST].by_workload(request) for name, (request, _) in set_by.items()}
     kept = set_once(chosen, np.isin(rule, (UNKNOWN, NONE)), decisions)
     most = judged[TEST].most(len(decisions))
     others = {
@@ -218,7 +195,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
                 resource: {
                     **amounts(decisions, chosen, k, r),
                     "rule": RULES[rule[k, r]],
-                    "words": in_words(backtest.contenders[backtest.winner[r]], r, RULES[rule[k, r]], config, policy),
+                    "words": in_words(winners[r], r, RULES[rule[k, r]], config, policy),
                     "violation": of_workloads[decisions.workload[k]][resource],
                     "spread": number(facts.spread[i, r]),
                     "largest_task": number(facts.largest[i, r]),
@@ -229,7 +206,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         }
         for i, (k, one) in enumerate(zip(now, shown, strict=True))
     ]  # fmt: skip
-    paired = Paired(tested, draws=config.draws, seed=config.seed, confidence=config.confidence)
+    paired = Paired(tested, bootstrap)
     results = {
         "dataset": _period_facts(rows, decisions, cuts_us),
         "kubernetes": kubernetes,
@@ -238,7 +215,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         "budget": dict(zip(RESOURCES, config.of_requests, strict=True)),
         "policy": {"least": list(policy.least), "step": list(policy.step), "oom_bump_by": policy.oom_bump_by},
         "estimators": [
-            _of_contender(one, on_valid[one.name], tested[one.name], bootstrap, paired, backtest) for one in contenders
+            _of_contender(one, on_valid[one.name], tested[one.name], bootstrap, paired, winners) for one in contenders
         ],
         "test": {name: with_intervals(sums, bootstrap) for name, sums in others.items()},
         "totals": totals(lines),
@@ -273,23 +250,23 @@ def _pods(source: Source, rows: TaskRows, tasks: Sequence[Integers]) -> list[lis
     return [[next(found) for _ in of] for of in tasks]
 
 
-def _winner(contenders: Sequence[Contender]) -> tuple[int, ...]:
+def _winners(contenders: Sequence[Contender]) -> list[Contender]:
     """Return, per resource, the contender that reclaims most on the validation windows; the first of equals.
 
     All are under margins that keep the budget there, so more reclaimed is better without a second look. What a
     contender does not know counts as the limit: one that leaves requests as they are wins nothing by it.
     """
     reclaimed = np.array([one.reclaimed for one in contenders])
-    return tuple(int(k) for k in np.argmax(np.where(np.isnan(reclaimed), -np.inf, reclaimed), axis=0))
+    return [contenders[k] for k in np.argmax(np.where(np.isnan(reclaimed), -np.inf, reclaimed), axis=0)]
 
 
 def _of_contender(
-    one: Contender, on_valid: Floats, tested: Floats, bootstrap: Bootstrap, paired: Paired, backtest: Backtest
+    one: Contender, on_valid: Floats, tested: Floats, bootstrap: Bootstrap, paired: Paired, winners: list[Contender]
 ) -> dict[str, Any]:
     violation, reclaimed = shares(on_valid.sum(axis=0))
     of = {}
     for r, resource in enumerate(RESOURCES):
-        winner = backtest.contenders[backtest.winner[r]].name
+        winner = winners[r].name
         behind = None if one.name == winner else paired.difference(one.name, winner, r)
         of[resource] = {
             "won": one.name == winner,

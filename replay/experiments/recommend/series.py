@@ -94,17 +94,17 @@ class TaskRows:
         return (starts + count - 1)[count > 0]
 
 
-def read_rows(features: FeatureSet, engine: Engine = HERE, *, progress: bool) -> TaskRows:
+def read_rows(features: FeatureSet, engine: Engine = HERE) -> TaskRows:
     """Read the rows of a dataset, bucket by bucket; tasks inside an alloc instance are left out, their alloc is not."""
     parts: list[dict[str, NDArray[np.generic]]] = []
     kills: list[tuple[Integers, Integers, Floats]] = []
     index: list[Integers] = []
-    tasks, quiet = 0, None if progress else True
+    tasks = 0
     with (
         engine.pool() as pool,
         closing(pool.each(partial(_rows_of, features), range(features.n_buckets))) as buckets,
     ):
-        for part, of_kills, of_tasks in tqdm(buckets, "read", features.n_buckets, unit="bucket", disable=quiet):
+        for part, of_kills, of_tasks in tqdm(buckets, "read", features.n_buckets, unit="bucket", disable=None):
             part["task"] = part["task"] + tasks
             parts.append(part)
             kills.append(of_kills)

@@ -206,17 +206,16 @@ def _try_all(
     """
     numbers = config.machines or tuple(max(1, round(share * config.growth * cell)) for share in GRID)
     numbers = tuple(dict.fromkeys(numbers))
-    quiet = None if source.progress else True
     runs = ((run, n) for name in names for run in [run_of(name)] for n in numbers)
     with source.engine.pool() as pool:
         with closing(pool.each_call(runs)) as results:
-            summaries = iter(tqdm(results, "what if", len(names) * len(numbers), unit="run", disable=quiet))
+            summaries = iter(tqdm(results, "what if", len(names) * len(numbers), unit="run", disable=None))
             tried = {name: {n: next(summaries) for n in numbers} for name in names}
         if config.machines:
             return tried
         searches = ((partial(_search, run_of(name), config), tried[name]) for name in names)
         with closing(pool.each_call(searches)) as results:
-            found = tqdm(results, "searching", len(names), unit="estimator", disable=quiet)
+            found = tqdm(results, "searching", len(names), unit="estimator", disable=None)
             return dict(zip(names, found, strict=True))
 
 

@@ -333,9 +333,9 @@ class Dataset:
         >>> sorted(replay.figures)
         ['ratios']
         """
-        from reclaim.api.replay import replay as run
+        from reclaim.api.replay import Replay, run
 
-        return run(self.path, experiment, Path(out), models=models, settings=settings)
+        return run(Replay, experiment, self.path, Path(out), models=models, settings=settings)
 
     def recommend(
         self, out: Path | str, *, models: Sequence[Model] = (), settings: Mapping[str, Any] | None = None
@@ -366,9 +366,10 @@ class Dataset:
         >>> {"name", "cpu_request", "cpu_recommended", "cpu_violation"} < set(found.workloads)
         True
         """
-        from reclaim.api.replay import recommend as run
+        from reclaim.api.replay import Recommendations, run
+        from reclaim.replay.runs.catalogue import RECOMMEND
 
-        return run(self.path, Path(out), models=models, settings=settings)
+        return run(Recommendations, RECOMMEND, self.path, Path(out), models=models, settings=settings, tracking=False)
 
 
 def _names_of(columns: Sequence[str] | None) -> list[str] | None:

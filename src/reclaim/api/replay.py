@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reclaim.api.display import Figure, frame_of_results, html_of_results
 from reclaim.config import config_from
@@ -19,28 +19,20 @@ if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
 
 
-def replay(
-    dataset: Path, experiment: str, out: Path, *, models: Sequence[Model], settings: Mapping[str, Any] | None
-) -> Replay:
-    """Run an experiment; arguments and errors as for ``Dataset.replay``."""
+R = TypeVar("R", bound="Replay")
+
+
+def run(
+    answer: type[R], experiment: str, dataset: Path, out: Path, *, models: Sequence[Model],
+    settings: Mapping[str, Any] | None, tracking: bool = True,
+) -> R:  # fmt: skip
+    """Run an experiment; arguments and errors as for ``Dataset.replay`` and ``Dataset.recommend``."""
     from reclaim.replay.runs.catalogue import load_experiment
     from reclaim.replay.runs.run import run_experiment
 
     loaded = load_experiment(experiment)
     config = config_from(loaded.config, settings or {})
-    return Replay(loaded, run_experiment(loaded, dataset, out, config, bundles=_bundles(models)))
-
-
-def recommend(
-    dataset: Path, out: Path, *, models: Sequence[Model], settings: Mapping[str, Any] | None
-) -> Recommendations:
-    """Recommend requests; arguments and errors as for ``Dataset.recommend``."""
-    from reclaim.replay.runs.catalogue import RECOMMEND, load_experiment
-    from reclaim.replay.runs.run import run_experiment
-
-    loaded = load_experiment(RECOMMEND)
-    config, bundles = config_from(loaded.config, settings or {}), _bundles(models)
-    return Recommendations(loaded, run_experiment(loaded, dataset, out, config, bundles=bundles, tracking=False))
+    return answer(loaded, run_experiment(loaded, dataset, out, config, bundles=_bundles(models), tracking=tracking))
 
 
 def _bundles(models: Sequence[Model]) -> dict[str, Bundle]:

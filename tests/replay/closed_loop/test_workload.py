@@ -71,7 +71,7 @@ def source(
     write_shard(tmp_path / "raw", "machine_events-000000000000", changes)
     made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(buckets=2)).dataset
     build_features(made, FeatureConfig(split=SplitConfig(role="test", valid_share=0.2)))
-    return Source(made, FeatureSet.open(made.path), {}, progress=False)
+    return Source(made, FeatureSet.open(made.path), {})
 
 
 @pytest.fixture
@@ -101,11 +101,11 @@ def wishes(
     )
     made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="google-v3", buckets=2)).dataset
     build_features(made, FeatureConfig(split=SplitConfig(role="test", valid_share=0.2)))
-    return Source(made, FeatureSet.open(made.path), {}, progress=False)
+    return Source(made, FeatureSet.open(made.path), {})
 
 
 def period_of(source: Source) -> Period:
-    history, _ = fold_dataset(source.features, 300, {}, {}, progress=False)
+    history, _ = fold_dataset(source.features, 300, {}, {})
     table = source.dataset.table("machines")
     return lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +9,16 @@ import pytest
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.simulate import Scheduling
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.margins import measure as margins
 from reclaim.replay.experiments.what_if import measure as whatif
 from reclaim.replay.settings import ReplayConfig
-from tests.replay.conftest import MAPPING, write_series
 
 
 def _source(cell: Path) -> Source:
-    return Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False)
-
-
-@pytest.fixture(scope="module")
-def unlimited(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the small cell again, without limits of memory; to be read only."""
-    folder = tmp_path_factory.mktemp("unlimited")
-    write_series(folder / "raw", tasks=30, windows=576, seed=3)
-    mapping = folder / "raw" / "mapping.toml"
-    mapping.write_text(MAPPING.replace("memory_limit = 2.0\n", ""))
-    made = ingest(
-        folder / "raw", folder / "cell", IngestConfig(trace="series", mapping=str(mapping), buckets=3)
-    ).dataset
-    build_features(made)
-    shutil.copy(cell_dataset / "machines.parquet", folder / "cell" / "machines.parquet")
-    return made.path
+    return Source(Dataset.open(cell), FeatureSet.open(cell), {})
 
 
 def test_tasks_whose_limit_of_memory_is_unknown_are_placed_by_their_cpu(unlimited: Path) -> None:

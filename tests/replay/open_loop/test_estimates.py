@@ -32,7 +32,7 @@ HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
 
 def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Answers]]:
     makers = {"borg": lambda: build_estimator("borg")}
-    return fold_dataset(FeatureSet.open(path), horizon_s, makers, {}, progress=False)
+    return fold_dataset(FeatureSet.open(path), horizon_s, makers, {})
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,7 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
     opened = Dataset.open(dataset)
     build_features(opened, FeatureConfig(related=stored))
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
-    history, priced = fold_dataset(
-        FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
-    )
+    history, priced = fold_dataset(FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {})
     rows = global_rows(dataset, history)
     answers = priced["network"]
     for margin in MARGIN_NAMES:
@@ -144,7 +142,7 @@ def test_settings_are_chosen_without_reading_a_test_row(dataset: Path, monkeypat
             return replace(windows, usage=usage)
 
         monkeypatch.setattr(Dataset, "windows", changed)
-        return CandidateFold.run(features, ["borg"], {}, progress=False).choose(horizon_s)["borg"]
+        return CandidateFold.run(features, ["borg"], {}).choose(horizon_s)["borg"]
 
     assert chosen(TEST) == chosen(None)
     assert chosen(VALID) != chosen(None)
@@ -155,7 +153,7 @@ def test_settings_are_chosen_without_reading_a_test_row(dataset: Path, monkeypat
 def test_the_settings_chosen_do_not_depend_on_the_engine_nor_on_the_number_of_workers(
     dataset: Path, engine: Engine
 ) -> None:
-    folded = CandidateFold.run(FeatureSet.open(dataset), ["borg", "vpa", "limit"], {}, engine, progress=False)
+    folded = CandidateFold.run(FeatureSet.open(dataset), ["borg", "vpa", "limit"], {}, engine)
     assert set(folded.answers) == {"borg", "vpa"}
     assert folded.choose(3600, engine=engine) == folded.choose(3600)
 
@@ -164,13 +162,13 @@ def test_without_settings_to_choose_nothing_is_folded_and_no_worker_begins(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "pool", None)
-    folded = CandidateFold.run(FeatureSet.open(dataset), ["limit"], {}, progress=False)
+    folded = CandidateFold.run(FeatureSet.open(dataset), ["limit"], {})
     assert (len(folded.windows), folded.choose(3600)) == (0, {})
 
 
 def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) -> None:
     opened = Dataset.open(dataset)
-    source = Source(opened, FeatureSet.open(dataset), {}, progress=False)
+    source = Source(opened, FeatureSet.open(dataset), {})
     estimates = estimate_all(source, ReplayConfig(estimators=("borg", "limit")))
     tuning = estimates.tunings["borg"]
     margins = {k: of for k, of in estimates.calibrations["borg"].settings.items() if isinstance(of, Margin)}
@@ -183,7 +181,7 @@ def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) 
 
 
 def test_untuned_estimators_have_the_published_settings(dataset: Path) -> None:
-    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     estimates = estimate_all(source, ReplayConfig(estimators=("borg",), tune=False))
     assert not estimates.tunings
     np.testing.assert_array_equal(

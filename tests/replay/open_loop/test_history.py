@@ -9,9 +9,10 @@ from reclaim.data import windows as w
 from reclaim.data.windows import Windows
 from reclaim.features.groups import known_seconds
 from reclaim.replay.open_loop.fold import run_base
-from reclaim.replay.open_loop.history import History, current_reservations, join_histories, oracle, previous_rows
+from reclaim.replay.open_loop.history import current_reservations, join_histories, oracle, previous_rows
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 from reclaim.training.margins.margin import Guarded, Margin
+from tests.replay.histories import history_of
 
 Maker = Callable[..., Windows]
 
@@ -27,21 +28,6 @@ def noisy(make_windows: Maker, *, tasks: int = 5, length: int = 60) -> Windows:
     made.usage[unknown] = made.percentiles[unknown] = np.nan
     made.limit[rng.random(len(made)) < 0.05] = np.nan
     return made
-
-
-def history_of(windows: Windows, target: np.ndarray | None = None) -> History:
-    n = len(windows)
-    target = np.full((n, 2), np.nan) if target is None else target
-    return History(
-        windows=windows,
-        target=target,
-        next_target=target,
-        period=np.zeros(n, np.uint8),
-        group=np.zeros(n, np.uint8),
-        known_s=known_seconds(windows),
-        previous=previous_rows(windows),
-        source_row=np.arange(len(windows)),
-    )
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.replay.open_loop.bootstrap import resampled_sums
+from reclaim.replay.open_loop.bootstrap import Bootstrap, resampled_sums
 from reclaim.replay.open_loop.metrics import POSITION, STATS, evaluate
 from reclaim.replay.open_loop.paired import (
     ALONE,
@@ -25,7 +25,7 @@ from reclaim.replay.open_loop.paired import (
 
 
 def paired(**sums: NDArray[np.float64]) -> Paired:
-    return Paired(sums, draws=200, seed=1, confidence=0.9)
+    return Paired(sums, Bootstrap(draws=200, seed=1, confidence=0.9))
 
 
 def sums_of(

@@ -52,8 +52,8 @@ def moving(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_of_a_task_that_moves_the_windows_on_other_machines_are_not_judged(moving: Path) -> None:
     features, share = FeatureSet.open(moving), Share(0.5)
-    kept, _ = folding.fold_dataset(features, 3600, {}, {}, share=share, progress=False)
-    whole, _ = folding.fold_dataset(features, 3600, {}, {}, progress=False)
+    kept, _ = folding.fold_dataset(features, 3600, {}, {}, share=share)
+    whole, _ = folding.fold_dataset(features, 3600, {}, {})
     assert share.machines(kept.windows.machine_id).all()
     judged = (whole.period != TRAIN) & share.machines(whole.windows.machine_id)
     np.testing.assert_array_equal(kept.source_row[kept.period != TRAIN], whole.source_row[judged])
@@ -65,7 +65,7 @@ def test_of_a_task_that_moves_the_windows_on_other_machines_are_not_judged(movin
 @pytest.fixture(scope="module")
 def some(cell_dataset: Path) -> tuple[Estimates, Estimates]:
     """Return estimates of all four machines, and of about half of the rows."""
-    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {}, progress=False)
+    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {})
     half = judged(source.features) // 2
     asked = ReplayConfig(estimators=("borg", "limit"), tune=False)
     few = ReplayConfig(estimators=("borg", "limit"), tune=False, judged_rows=half)
@@ -106,7 +106,7 @@ def test_machines_of_a_share_are_those_of_its_rows_and_no_others_have_room(
 
 
 def test_a_share_without_a_machine_says_which_setting_to_raise(cell_dataset: Path) -> None:
-    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {}, progress=False)
+    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {})
     with pytest.raises(HistoryTooShortError, match=r"no task-window to judge on .* of the machines; raise judged_rows"):
         estimate_all(source, ReplayConfig(estimators=("borg", "limit"), tune=False, judged_rows=1))
     with pytest.raises(NoMachinesError, match=r"none of 5 machines .* judged, .* raise judged_rows"):
@@ -124,7 +124,7 @@ def test_tasks_without_a_row_that_is_judged_are_passed_over(
         return run(estimator, windows)
 
     monkeypatch.setattr(folding, "run_base", recorded)
-    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {}, progress=False)
+    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {})
     rows = judged(source.features) // 2
     estimate_all(source, ReplayConfig(estimators=("borg",), tune=False, judged_rows=rows))
     assert Share(0.5).machines(np.unique(np.concatenate(seen))).all()
@@ -146,7 +146,7 @@ def test_a_machine_is_judged_whole_or_not_at_all_and_a_larger_share_has_all_of_a
 def test_the_results_say_what_share_of_the_machines_was_judged(cell_dataset: Path, tmp_path: Path) -> None:
     rows = judged(FeatureSet.open(cell_dataset)) // 2
     config = MarginsConfig(estimators=("borg", "limit"), tune=False, judged_rows=rows, draws=20, orders=1)
-    report = run_experiment(EXPERIMENT, cell_dataset, tmp_path / "out", config, tracking=False, progress=False)
+    report = run_experiment(EXPERIMENT, cell_dataset, tmp_path / "out", config, tracking=False)
     assert report.results["dataset"]["share_of_machines"] == 0.5
     assert 0 < report.results["dataset"]["machines"] < 4
     assert report.results["closed_loop"]["machines"] == report.results["dataset"]["machines"]

@@ -11,7 +11,6 @@ from reclaim.replay.open_loop.timeline import (
     cell_capacity,
     cell_sums,
     lay_out,
-    occupied,
     oom_events,
     rebin,
     tasks_over,
@@ -30,7 +29,7 @@ def test_out_of_memory_is_where_a_machines_tasks_use_more_than_all_their_reserva
     assert (slots.count, slots.n_machines, slots.n_places) == (3, 2, 2)
     assert oom_events(used, reserved, slots).tolist() == [0, 0, 2]
     assert tasks_over(used, reserved, slots).tolist() == [0, 1, 2]
-    assert occupied(slots) == 6
+    assert len(slots.occupied[1]) == 6
 
 
 def test_sums_of_reservations_are_held_to_the_tolerance_of_a_violation(make_windows: Maker) -> None:
@@ -54,7 +53,7 @@ def test_slots_in_which_nothing_runs_at_a_place_take_no_memory(make_windows: Mak
     slots = lay_out(windows)  # 20 billion pairs of a place and a slot
     events = oom_events(np.full(2_000, 0.6), np.full(2_000, 0.5), slots)
     assert (len(events), events[0], events[-1], events.sum()) == (10**7 + 1, 1_999, 1, 2_000)
-    assert occupied(slots) == 2_000
+    assert len(slots.occupied[1]) == 2_000
 
 
 def test_a_window_counts_for_the_share_of_the_slot_that_it_covers(make_windows: Maker) -> None:

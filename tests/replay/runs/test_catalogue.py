@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run_once(name: str) -> ReplayReport:
         experiment = load_experiment(name)
         config = experiment.config(estimators=("borg", "percentile", "limit"), draws=20)
-        return run_experiment(experiment, made.path, folder / name, config, tracking=False, progress=False)
+        return run_experiment(experiment, made.path, folder / name, config, tracking=False)
 
     return run_once
 

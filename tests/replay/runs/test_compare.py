@@ -18,6 +18,7 @@ from reclaim.replay.experiment import Column
 from reclaim.replay.experiments.compaction.measure import CompactionConfig
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig, against_best
 from reclaim.replay.experiments.what_if.measure import WhatIfConfig
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.report.units import UNITS, read_units
@@ -56,7 +57,7 @@ def small(report: ReplayReport, seed: int = 1) -> ReplayReport:
 
 def compare(*runs: str) -> list[dict[str, Any]]:
     """Return the rows of the one table there is."""
-    (table,) = module.compare(runs).values()
+    (table,) = module.compare(choose(runs)).values()
     return table.as_records()
 
 
@@ -107,7 +108,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     assert (rows[0]["dataset"], rows[0]["horizon"]) == ("raw", "3600 s")
 
     units = read_units(report.folder / UNITS)
-    paired = Paired({n: units.sums[n, "medium"] for n in ("percentile", "borg")}, draws=50, seed=2, confidence=0.95)
+    paired = Paired({n: units.sums[n, "medium"] for n in ("percentile", "borg")}, Bootstrap(50, 2, 0.95))
     learned = next(r for r in tracking.find_runs("margins") if r.run_id == rows[0]["run"])
     for r, resource in enumerate(RESOURCES):
         expected = paired.difference("percentile", "borg", r)
@@ -115,7 +116,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
         assert learned.metrics[f"against_best.{resource}.violation_rate_high"] == pytest.approx(expected.violation.high)
         assert learned.tags[f"against_best.{resource}"] == f"{expected.verdict}, against borg"
         assert learned.metrics[f"{resource}.reclaimed_share_low"] <= learned.metrics[f"{resource}.reclaimed_share_high"]
-    beside = differences().as_records()
+    beside = differences(choose()).as_records()
     assert [(r["estimator"], r["against"], r["margin"]) for r in beside[:2]] == [("percentile", "borg", "medium")] * 2
     assert beside[0]["reclaimed difference"] == pytest.approx(learned.metrics["against_best.cpu.reclaimed_share"])
     for row, resource in zip(beside, RESOURCES, strict=False):  # to the bit what the page of that replay says

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.metrics import POSITION, STATS
-from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, Paired
+from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, USUAL, Paired
 from reclaim.replay.report.units import UnitSums, write_units
 from reclaim.replay.runs.compare import Chosen, compare
 from reclaim.replay.runs.differences import differences
@@ -134,21 +135,21 @@ def test_only_runs_that_judged_the_same_task_windows_are_paired(
     ("one", "other", "expected"),
     [
         ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "2", "confidence": "0.9"},
-         {"draws": 50, "seed": 2, "confidence": 0.9}),
-        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "3", "confidence": "0.9"}, {}),
-        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {}, {}),
-        ({}, {}, {}),
+         Bootstrap(50, 2, 0.9)),
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "3", "confidence": "0.9"}, USUAL),
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {}, USUAL),
+        ({}, {}, USUAL),
     ],
 )  # fmt: skip
 def test_intervals_are_drawn_as_in_the_replays_where_these_agree(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch,
-    one: dict[str, str], other: dict[str, str], expected: dict[str, float],
+    one: dict[str, str], other: dict[str, str], expected: Bootstrap,
 ) -> None:  # fmt: skip
-    asked: list[dict[str, Any]] = []
+    asked: list[Bootstrap] = []
 
-    def spy(sums: dict[str, Any], **options: Any) -> Paired:
-        asked.append(options)
-        return Paired(sums, **options)
+    def spy(sums: dict[str, Any], how: Bootstrap) -> Paired:
+        asked.append(how)
+        return Paired(sums, how)
 
     monkeypatch.setattr("reclaim.replay.runs.differences.Paired", spy)
     runs = experiment("a", "network", margins=("medium",), **one) + experiment("b", "vpa", margins=("medium",), **other)

@@ -12,58 +12,20 @@ import pytest
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import FEATURE_NAMES
-from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.runs import promote as module
 from reclaim.replay.runs.promote import promote
 from reclaim.training.bundle import Bundle
-from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import windows_of
-from reclaim.training.margins.price import Price, three_prices
-from reclaim.training.models.forecaster import ALL_HEADS
-from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import ModelVersion
-
-
-class Guess:
-    """Every quantile is the largest demand of the last day, times a factor drawn for the row, up to 1 + ``noise``."""
-
-    quantile_levels = (0.5, 0.9)
-    horizons_s = HORIZONS_S
-    heads = ALL_HEADS
-    threads = 1
-
-    def __init__(self, noise: float) -> None:
-        self.noise = noise
-
-    def predict(self, x: np.ndarray[Any, Any], horizon_s: int | None = None) -> Forecast:  # noqa: D102 - a forecaster's
-        largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
-        largest *= 1 + self.noise * np.random.default_rng(0).random((len(x), 1))
-        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        times = np.geomspace(0.1, 8.0, N_BELOW + 24)  # of the largest; a higher price goes further beyond it
-        survival = np.empty((len(x), len(TARGETS), len(horizons_s), len(times)), np.float32)
-        survival[:] = np.geomspace(0.9, 1e-6, len(times))
-        shares = np.minimum(times * largest[..., None], 1.0)
-        quantiles = np.broadcast_to(largest[:, :, None, None], (*survival.shape[:3], len(self.quantile_levels)))
-        oom = np.zeros((len(x), len(horizons_s)))
-        return Forecast(survival, shares.astype(np.float32), quantiles.astype(np.float32), oom, horizons_s)
-
-    def input_ranges(self) -> None:
-        """Return None: it learned from none."""
-
-    def save(self, folder: Path) -> None:
-        """Write nothing."""
+from tests.replay.largest_of_the_day import LargestOfTheDay, bundle_of
 
 
 def guessing(noise: float) -> Bundle:
-    settings = {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_tier": False}
-    return Bundle(
-        kind="trees", forecaster=Guess(noise), horizon_s=3600,
-        prices=three_prices(Price("baseline", (8.0, 8.0)), Price("aggressive", (0.5, 0.5))),
-        dataset_fingerprint="another", trained={"settings": settings},
-    )  # fmt: skip
+    return bundle_of(
+        LargestOfTheDay(noise), {"settings": {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_tier": False}}
+    )
 
 
 @dataclass

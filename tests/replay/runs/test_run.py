@@ -15,20 +15,18 @@ from matplotlib.figure import Figure
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST, SplitConfig
-from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.experiments.margins.following import following_table
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.experiments.margins.models import models_summary
 from reclaim.replay.experiments.margins.tables import margins_table
 from reclaim.replay.open_loop import estimates
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.replay.open_loop.metrics import POSITION
@@ -37,7 +35,7 @@ from reclaim.replay.report import figures
 from reclaim.replay.report.page import ReplayReport, brief
 from reclaim.replay.report.units import UNITS, read_units
 from reclaim.replay.runs.catalogue import load_experiment
-from reclaim.replay.runs.compare import compare
+from reclaim.replay.runs.compare import choose, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
 from reclaim.replay.runs.run import _command, by_name, run_experiment
@@ -47,39 +45,12 @@ from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import Source
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES
-from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.value import Value
 from reclaim.training.models.estimator import ForecastEstimator
-from reclaim.training.models.forecaster import ALL_HEADS
-from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import ModelLocation, builtin_model
-
-
-class LargestOfTheDay:
-    """A ten-line model: nothing exceeds the largest demand of the last day."""
-
-    quantile_levels = (0.5, 0.9)
-    horizons_s = HORIZONS_S
-    heads = ALL_HEADS
-    threads = 1
-
-    def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - see training.forecaster
-        largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
-        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        times = np.geomspace(0.1, 8.0, N_BELOW + 24)  # of the largest; a higher price goes further beyond it
-        survival = np.empty((len(x), len(TARGETS), len(horizons_s), len(times)), np.float32)
-        survival[:] = np.geomspace(0.9, 1e-6, len(times))
-        shares = np.minimum(times * largest[..., None], 1.0)
-        quantiles = np.broadcast_to(largest[:, :, None, None], (*survival.shape[:3], len(self.quantile_levels)))
-        oom = np.zeros((len(x), len(horizons_s)))
-        return Forecast(survival, shares.astype(np.float32), quantiles.astype(np.float32), oom, horizons_s)
-
-    def input_ranges(self) -> None:
-        """Return None: it learned from none."""
-
-    def save(self, folder: Path) -> None:  # noqa: D102 - likewise
-        (folder / "model.txt").write_text("largest of the day")
+from tests.replay.largest_of_the_day import LargestOfTheDay, bundle_of
+from tests.series import dataset_of
 
 
 class HalfOfIt(LargestOfTheDay):
@@ -91,11 +62,7 @@ class HalfOfIt(LargestOfTheDay):
 
 
 def learned() -> Bundle:
-    return Bundle(
-        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600,
-        prices=three_prices(Price("baseline", (8.0, 8.0)), Price("aggressive", (0.5, 0.5))),
-        dataset_fingerprint="another",
-    )  # fmt: skip
+    return bundle_of(LargestOfTheDay(), {})
 
 
 def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle: Bundle) -> None:
@@ -149,7 +116,7 @@ def test_every_estimator_is_measured_at_every_margin_and_bounded_by_the_oracle(r
 def test_the_same_replay_elsewhere_gives_the_same_bytes(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False, progress=False)
+    again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False)
     for path in report.folder.iterdir():
         assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
 
@@ -162,7 +129,7 @@ def test_run_again_it_does_nothing(
 
     monkeypatch.setattr(estimates, "fold_dataset", must_not)
     before = {p: p.stat().st_mtime_ns for p in report.folder.iterdir()}
-    again = run_experiment(EXPERIMENT, dataset, report.folder, config, tracking=False, progress=False)
+    again = run_experiment(EXPERIMENT, dataset, report.folder, config, tracking=False)
     assert again.already_there
     assert again.results == report.results
     assert {p: p.stat().st_mtime_ns for p in report.folder.iterdir()} == before
@@ -215,7 +182,7 @@ def test_killed_half_way_it_leaves_nothing_behind(
 
     monkeypatch.setattr(figures, "save_figure", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False)
     assert len(calls) == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -228,7 +195,7 @@ def test_margins_do_not_see_the_test_period(
     period = np.load(tmp_path / "cell" / "features" / "period.npy")
     y[period == TEST] = np.float32(0.01)
     np.save(tmp_path / "cell" / "features" / "y.npy", y)
-    other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False)
     for name in ("borg", "percentile"):
         before, after = by_name_of(report.results)[name], by_name_of(other.results)[name]
         assert after["margins"] == before["margins"]
@@ -248,16 +215,14 @@ def test_a_cell_of_tasks_in_alloc_instances_alone_is_refused_with_a_remedy_of_it
 
     monkeypatch.setattr(Dataset, "windows", in_alloc)
     with pytest.raises(HistoryTooShortError, match=r"no task-window to judge: all its tasks are in alloc .*; replay a"):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    out = run_experiment(
-        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
-    )
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False)
     estimators = by_name_of(out.results)
     assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
     assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
@@ -289,9 +254,7 @@ def test_with_a_value_the_price_is_known_and_does_not_follow_and_the_report_says
     dataset: Path, config: MarginsConfig, tmp_path: Path
 ) -> None:
     config = replace(config, value=Value(core_hour=0.05, violation=3.0), closed_loop=False)
-    out = run_experiment(
-        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
-    )
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False)
     estimators = by_name_of(out.results)
     of_cpu, of_memory = (
         [estimators[name]["results"]["aggressive"]["all"]["violation_rate"][r] for name in ("trees", "trees-online")]
@@ -336,7 +299,7 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
 ) -> None:
     champion, candidate = of_version("1"), of_version("2")
     bundles = by_name([champion, replace(candidate, forecaster=HalfOfIt())])
-    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False)
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False)
     facts = {"kind": "trees", "name": "reclaim", "version": "2", "run_id": "run2", "reference": "reclaim@2"}
     assert out.results["models"]["reclaim/2"] == facts
     assert list(out.results["models"]) == ["reclaim/1", "reclaim/2"]
@@ -344,7 +307,7 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     assert " --model reclaim/1 --model reclaim/2 " in out.results["command"]
     units = read_units(out.folder / UNITS)
     for margin in MARGIN_NAMES:
-        paired = Paired({n: units.sums[n, margin] for n in ("reclaim/1", "reclaim/2")}, draws=50)
+        paired = Paired({n: units.sums[n, margin] for n in ("reclaim/1", "reclaim/2")}, Bootstrap.of(config))
         for r, resource in enumerate(RESOURCES):
             of = out.results["against_first"][margin]["reclaim/2"][resource]
             assert of == paired.compare("reclaim/2", "reclaim/1", r, config.budgets.of(margin)).report()
@@ -365,9 +328,9 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     assert inputs is not None
     (read,) = inputs.dataset_inputs
     assert (read.dataset.name, read.dataset.digest) == ("raw", out.results["dataset"]["fingerprint"][:36])
-    rows = compare()["margins"].as_records()
+    rows = compare(choose())["margins"].as_records()
     assert {r["estimator"] for r in rows} > {"reclaim/1", "reclaim/2"}
-    pairs = {(r["estimator"], r["against"]) for r in differences().as_records()}
+    pairs = {(r["estimator"], r["against"]) for r in differences(choose()).as_records()}
     assert ("reclaim/2", "reclaim/1") in pairs
 
 
@@ -425,7 +388,7 @@ def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: P
     with pytest.raises(
         ConfigError, match=r"which this feature set lacks; run `reclaim features .* --set related=true`"
     ):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles=bundles, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles=bundles, tracking=False)
 
 
 @pytest.mark.parametrize(
@@ -452,9 +415,7 @@ def test_no_model_is_tested_on_what_it_was_trained_or_tuned_on(
 
     def replay(trained: dict[str, Any]) -> None:
         bundles = {"trees": replace(learned(), trained={"datasets": [trained]})}
-        run_experiment(
-            EXPERIMENT, opened.path, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False
-        )
+        run_experiment(EXPERIMENT, opened.path, tmp_path / "out", config, bundles=bundles, tracking=False)
 
     def accepted(*_: object, **__: object) -> NoReturn:
         raise InterruptedError
@@ -497,9 +458,8 @@ def test_the_page_of_a_dataset_without_memory_does_not_speak_of_it(
     raw = dataset.parent / "raw"
     mapping = [line for line in (raw / "mapping.toml").read_text().splitlines() if "memory" not in line]
     (tmp_path / "mapping.toml").write_text("\n".join(mapping))
-    ingested = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=1)
-    build_features(ingest(raw, tmp_path / "cell", ingested).dataset)
-    out = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    dataset_of(raw, tmp_path / "cell", mapping=tmp_path / "mapping.toml", buckets=1)
+    out = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False)
     assert out.results["dataset"]["judged"] == ["cpu"]
     page = re.sub(r"<(script|style).*?</\1>", "", out.page.read_text(), flags=re.DOTALL)
     told = [line for line in re.sub(r"<[^>]+>", " ", page).splitlines() if re.search("[Mm]emory|OOM", line)]

@@ -116,12 +116,9 @@ def test_a_network_without_calibration_is_measured(random_forecaster: NetworkFor
     assert (found.rise != 0).any(axis=1).all()
 
 
-def test_the_figure_shows_the_top_and_the_groups() -> None:
+def test_the_figure_shows_the_top() -> None:
     rise = np.linspace(0, 0.5, 20)[:, None] * np.ones(T)
-    importance = Importance(FEATURE_NAMES[:20], rise, np.ones(T), 100)
-    groups = Importance(tuple(GROUPS), np.full((len(GROUPS), T), 0.1), np.ones(T), 100)
-    axes = importance_figure(importance, groups, top=6).axes
-    assert [t.get_text() for t in axes[0].get_yticklabels()] == [
-        name.replace("_", " ") for name in reversed(FEATURE_NAMES[14:20])
+    (axis,) = importance_figure(Importance(FEATURE_NAMES[:20], rise, np.ones(T), 100)).axes
+    assert [t.get_text() for t in axis.get_yticklabels()] == [
+        name.replace("_", " ") for name in reversed(FEATURE_NAMES[5:20])
     ]
-    assert len(axes[1].get_yticklabels()) == len(GROUPS)

@@ -14,8 +14,6 @@ import pytest
 from reclaim.config import load_config
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.open_loop.fold import run_base
 from reclaim.serving.models.canary import check_answers
@@ -30,6 +28,7 @@ from reclaim.training.fitting.tune import tune
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
+from tests.series import dataset_of
 from tests.training.constant_estimator import CONSTANT, ConstantForecaster
 from tests.training.fitting.test_train import write_cell
 
@@ -47,10 +46,7 @@ def _registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def dataset(_registered: None) -> Path:
     """Return a dataset with features."""
     write_cell(Path("raw"), tasks=20, windows=300)
-    build_features(
-        ingest(Path("raw"), Path("dataset"), IngestConfig(trace="series", mapping="raw/mapping.toml")).dataset
-    )
-    return Path("dataset")
+    return dataset_of(Path("raw"), Path("dataset")).path
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from reclaim.data.dataset import Dataset
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.training.bundle import Bundle, load_bundle, save_bundle
 from reclaim.training.fitting import machine_fit
@@ -24,6 +22,7 @@ from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.regroup import SIZES
 from reclaim.training.machines.terms import T_LIMIT
 from reclaim.training.margins.margin import Budgets
+from tests.series import dataset_of
 
 TASKS, WINDOWS, MACHINES = 24, 400, 3
 
@@ -42,8 +41,7 @@ def source_of(folder: Path, seed: int, machine: str = 'machine_id = "machine"', 
         f'task = "task"\ntime = "time_s"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu"\n{machine}\n'
     )
     (folder / "mapping.toml").write_text(mapping + "cpu_limit = 1.0\n")
-    made = ingest(folder, folder / "set", IngestConfig(trace="series", mapping=str(folder / "mapping.toml"))).dataset
-    build_features(made)
+    made = dataset_of(folder, folder / "set")
     return Source(Dataset.open(made.path), FeatureSet.open(made.path))
 
 

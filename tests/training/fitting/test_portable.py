@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.training.fitting import portable
 from reclaim.training.fitting.portable import PortableLearner
@@ -16,6 +14,7 @@ from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, PortableForecaster, place
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig
+from tests.series import dataset_of
 
 CONFIG = TrainConfig(estimator="portable", fit=FitConfig(width=16, depth=1, epochs=2, max_samples=6_000))
 MAPPING = """
@@ -44,10 +43,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
         (folder / "raw" / "cell.csv").write_text("\n".join(lines) + "\n")
         mapping = MAPPING + ('memory_mean = "memory"\nmemory_limit = 2.0\n' if memory else "")
         (folder / "raw" / "mapping.toml").write_text(mapping)
-        config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=2)
-        made.append(ingest(folder / "raw", folder / "dataset", config).dataset)
-        build_features(made[-1])
-    return open_sources([dataset.path for dataset in made])
+        made.append(dataset_of(folder / "raw", folder / "dataset", buckets=2).path)
+    return open_sources(made)
 
 
 def test_every_source_and_signal_has_as_many_rows(sources: list[Source]) -> None:

@@ -32,6 +32,7 @@ from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import store_client
 from tests.object_store import Bucket
+from tests.series import dataset_of
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -79,8 +80,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a working folder that holds a dataset with features; the runs of this module are recorded there."""
     folder = tmp_path_factory.mktemp("train")
     write_cell(folder / "raw", tasks=30, windows=300)
-    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=3)
-    build_features(ingest(folder / "raw", folder / "dataset", config).dataset)
+    dataset_of(folder / "raw", folder / "dataset", buckets=3)
     return folder
 
 
@@ -88,9 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other(place: Path) -> Path:
     """Return a dataset of another cell, with features."""
     write_cell(place / "other_raw", tasks=20, windows=300, seed=2)
-    config = IngestConfig(trace="series", mapping=str(place / "raw" / "mapping.toml"), buckets=2)
-    build_features(ingest(place / "other_raw", place / "other", config).dataset)
-    return place / "other"
+    return dataset_of(place / "other_raw", place / "other", buckets=2).path
 
 
 @pytest.fixture(autouse=True)
@@ -299,9 +297,8 @@ def test_what_was_first_limited_in_the_validation_period_keeps_its_limit_for_no_
     limited = [f"{line},{2.0 if int(line.split(',')[1]) >= since_s else ''}" for line in lines]
     (tmp_path / "raw" / "cell.csv").write_text("\n".join([f"{head},memory_limit", *limited]) + "\n")
     (tmp_path / "mapping.toml").write_text(MAPPING.replace("memory_limit = 2.0", 'memory_limit = "memory_limit"'))
-    config = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=1)
-    dataset = ingest(tmp_path / "raw", tmp_path / "dataset", config).dataset
-    features, _ = build_features(dataset)
+    dataset = dataset_of(tmp_path / "raw", tmp_path / "dataset", mapping=tmp_path / "mapping.toml", buckets=1)
+    features = FeatureSet.open(dataset.path)
     report = run_training(dataset.path, replace(CONFIG, model_name="late"))
     assert report.reclaimed["aggressive"]["memory"] == 0.0
     bundle = load_bundle(tracking.fetch_bundle(f"late/{report.version}")[0])
@@ -347,8 +344,8 @@ def test_what_the_trace_knows_nothing_of_is_not_foreseen_and_null_in_every_file(
 ) -> None:
     mapping = (place / "raw" / "mapping.toml").read_text().replace("memory_limit = 2.0\n", "")
     (tmp_path / "mapping.toml").write_text(mapping)
-    config = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=2)
-    features, _ = build_features(ingest(place / "raw", tmp_path / "dataset", config).dataset)
+    dataset_of(place / "raw", tmp_path / "dataset", mapping=tmp_path / "mapping.toml", buckets=2)
+    features = FeatureSet.open(tmp_path / "dataset")
     config_of_run = replace(CONFIG, estimator=estimator, model_name="unlimited", experiment="unlimited")
     report = run_training(tmp_path / "dataset", config_of_run)
     assert report.violation["baseline"]["cpu"] is not None

@@ -22,8 +22,6 @@ from reclaim.config import load_config
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.core.files import locked
 from reclaim.data.errors import ConfigError, ModelError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.registry import LEARNED
@@ -41,6 +39,7 @@ from reclaim.training.fitting.tune_space import (
 )
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
+from tests.series import dataset_of
 
 MAPPING = """
 task = "task"
@@ -69,9 +68,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "raw").mkdir()
     (folder / "raw" / "cell.csv").write_text("\n".join(lines) + "\n")
     (folder / "raw" / "mapping.toml").write_text(MAPPING)
-    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=1)
-    build_features(ingest(folder / "raw", folder / "dataset", config).dataset)
-    return folder / "dataset"
+    return dataset_of(folder / "raw", folder / "dataset", buckets=1).path
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,7 +22,7 @@ CONFIG = CompactionConfig(
 
 @pytest.fixture(scope="package")
 def source(cell_dataset: Path, bundle: Bundle) -> Source:
-    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {"network": bundle}, progress=False)
+    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {"network": bundle})
 
 
 @pytest.fixture(scope="package")

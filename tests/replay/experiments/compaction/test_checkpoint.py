@@ -38,7 +38,7 @@ HOUR_US = 3_600_000_000
 
 @pytest.fixture(scope="module")
 def source(cell_dataset: Path) -> Source:
-    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {}, progress=False)
+    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {})
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_a_moment_at_which_nothing_runs_is_refused(source: Source, estimates: Es
 
 
 def test_a_trace_without_machines_is_refused(dataset: Path, estimates: Estimates) -> None:
-    bare = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    bare = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     with pytest.raises(ConfigError, match="no machine with a capacity"):
         take_checkpoint(bare, estimates, Constraints.read(bare.dataset), estimates.period.slots.first_us, HORIZON_S)
 

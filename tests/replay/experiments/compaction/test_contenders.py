@@ -31,9 +31,7 @@ from tests.replay.experiments.compaction.conftest import CONFIG
 @pytest.fixture(scope="module")
 def report(cell_dataset: Path, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     out = tmp_path_factory.mktemp("out") / "compaction"
-    return run_experiment(
-        EXPERIMENT, cell_dataset, out, CONFIG, bundles={"network": bundle}, tracking=False, progress=False
-    )
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, bundles={"network": bundle}, tracking=False)
 
 
 def test_results_count_the_validation_moments_that_were_packed(report: ReplayReport) -> None:

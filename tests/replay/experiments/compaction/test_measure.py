@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiment import LEARNED_MACHINE, Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
@@ -26,7 +23,6 @@ from reclaim.replay.experiments.compaction.trials import Trial, compact
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
-from tests.replay.conftest import MAPPING, write_series
 
 CONFIG = CompactionConfig(estimators=("borg", "percentile"), trials=5, checkpoints=2)
 
@@ -162,15 +158,9 @@ def test_usage_above_its_own_limit_puts_neither_a_task_nor_its_machine_beyond_wh
 
 
 def test_a_cell_without_limits_of_memory_is_compacted_and_the_page_counts_the_tasks_without(
-    cell_dataset: Path, tmp_path: Path
+    unlimited: Path, tmp_path: Path
 ) -> None:
-    write_series(tmp_path / "raw", tasks=30, windows=576, seed=3)
-    mapping = tmp_path / "raw" / "mapping.toml"
-    mapping.write_text(MAPPING.replace("memory_limit = 2.0\n", ""))
-    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="series", mapping=str(mapping), buckets=1))
-    build_features(made.dataset)
-    shutil.copy(cell_dataset / "machines.parquet", tmp_path / "cell" / "machines.parquet")
-    report = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", CONFIG, tracking=False, progress=False)
+    report = run_experiment(EXPERIMENT, unlimited, tmp_path / "out", CONFIG, tracking=False)
     assert [c["limit_known"] for c in report.results["checkpoints"]] == [{"cpu": 30, "memory": 0}] * 2
     assert _of(report, LIMIT)["beyond"] == _of(report, "oracle")["beyond"] == {"cpu": 0.0, "memory": None}
     assert _of(report, "borg", "aggressive")["beyond_tasks"]["memory"] == 0
@@ -195,7 +185,7 @@ def test_each_checkpoint_has_orders_of_its_own() -> None:
 @pytest.fixture(scope="module")
 def report(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     out = tmp_path_factory.mktemp("out") / "compaction"
-    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False)
 
 
 def _of(report: ReplayReport, name: str, margin: str = "none") -> dict[str, Any]:
@@ -227,7 +217,7 @@ def test_results_are_the_ninetieth_percentile_over_trials_and_the_mean_over_chec
 
 
 def _measured(cell: Path, config: CompactionConfig) -> dict[str, Any]:
-    return measure(Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False), config).results
+    return measure(Source(Dataset.open(cell), FeatureSet.open(cell), {}), config).results
 
 
 def test_the_same_seed_gives_the_same_results(report: ReplayReport, cell_dataset: Path) -> None:

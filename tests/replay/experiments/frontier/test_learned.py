@@ -31,7 +31,7 @@ OURS = ("network (machine)", "network (bound)")
 
 @pytest.fixture(scope="module")
 def source(dataset: Path, bundle: Bundle) -> Source:
-    return Source(Dataset.open(dataset), FeatureSet.open(dataset), {"network": bundle}, progress=False)
+    return Source(Dataset.open(dataset), FeatureSet.open(dataset), {"network": bundle})
 
 
 @pytest.fixture(scope="module")

@@ -11,41 +11,24 @@ import pytest
 
 from reclaim.data import windows as w
 from reclaim.data.core.engine.workers import Engine
-from reclaim.data.schema import MACHINES
 from reclaim.data.windows import Windows, empty_windows
-from reclaim.features.groups import known_seconds
 from reclaim.features.splits import TEST, VALID
 from reclaim.replay.experiments.frontier.machines import MachinePeaks, judge_peaks, lay_out_machines
 from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.fold import run_base
-from reclaim.replay.open_loop.history import History, oracle, previous_rows
-from reclaim.replay.open_loop.period import Period, lay_out_period
+from reclaim.replay.open_loop.history import oracle
+from reclaim.replay.open_loop.period import Period
 from reclaim.training.estimators.registry import build_estimator
 from reclaim.training.machines.snapshots import Snapshots
+from tests.replay.histories import period_of
 
 Maker = Callable[..., Windows]
 
 HOW = Bootstrap(draws=50, seed=1, confidence=0.9)
 MEMORY = 1
 SLOT_US = 300_000_000
-
-
-def period_of(windows: Windows, tested: np.ndarray | None = None) -> Period:
-    """Return a cell of windows whose target is known, all of them of the test unless told."""
-    n = len(windows)
-    history = History(
-        windows=windows,
-        target=np.zeros((n, 2)),
-        next_target=np.zeros((n, 2)),
-        period=np.full(n, TEST, np.uint8) if tested is None else np.where(tested, TEST, VALID).astype(np.uint8),
-        group=np.zeros(n, np.uint8),
-        known_s=known_seconds(windows),
-        previous=previous_rows(windows),
-        source_row=np.arange(n),
-    )
-    return lay_out_period(history, {name: np.zeros(0) for name in MACHINES.names})
 
 
 def laid_out(period: Period, horizon_s: int = 600, *predictors: str) -> MachinePeaks:
@@ -157,8 +140,7 @@ def test_a_peak_foreseen_beyond_the_limits_is_the_limits_and_a_hundredth_too_lit
 
 def test_times_before_the_test_warm_the_predictors_up_and_are_not_judged(two_tasks: Period) -> None:
     history = two_tasks.history
-    tested = np.tile(np.arange(6) >= 2, 3)
-    later = laid_out(period_of(history.windows, tested), 600, "peak_max")
+    later = laid_out(period_of(history.windows, np.tile([VALID] * 2 + [TEST] * 4, 3)), 600, "peak_max")
     np.testing.assert_allclose(later.at.peak, [0.3, 0.4])
     assert later.at.foreseen["peak_max"].shape == (2,)
     whole = laid_out(two_tasks, 600, "peak_max")

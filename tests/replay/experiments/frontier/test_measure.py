@@ -41,7 +41,7 @@ CONFIG = FrontierConfig(
 
 @pytest.fixture(scope="module")
 def results(dataset: Path) -> Results:
-    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     return EXPERIMENT.measure(source, CONFIG).results
 
 
@@ -157,7 +157,7 @@ def test_of_one_collection_there_are_numbers_and_no_intervals(dataset: Path, tmp
     opened = ingest(tmp_path / "raw", tmp_path / "cell", ingest_config).dataset
     build_features(opened, FeatureConfig(SplitConfig(valid_unseen_share=0.01, test_unseen_share=0.01)))
     config = FrontierConfig(estimators=("borg", "percentile"), draws=30, predictors=("nsigma5",))
-    report = run_experiment(EXPERIMENT, opened.path, tmp_path / "out", config, tracking=False, progress=False)
+    report = run_experiment(EXPERIMENT, opened.path, tmp_path / "out", config, tracking=False)
     for side in ("tasks", "machines"):
         for contender in report.results[side]["contenders"].values():
             line = contender["cpu"]["at"][1]
@@ -167,7 +167,7 @@ def test_of_one_collection_there_are_numbers_and_no_intervals(dataset: Path, tmp
     page = (report.folder / "report.html").read_text()
     assert ">unknown</span>" in page
     assert ">better</span>" not in page
-    usual = run_experiment(EXPERIMENT, dataset, tmp_path / "usual", config, tracking=False, progress=False)
+    usual = run_experiment(EXPERIMENT, dataset, tmp_path / "usual", config, tracking=False)
     assert usual.results["dataset"]["test_collections"] >= FEW
     assert "few collections" not in usual.results["definitions"]
 

@@ -31,7 +31,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 
 
 def source_of(path: Path) -> Source:
-    return Source(Dataset.open(path), FeatureSet.open(path), {}, progress=False)
+    return Source(Dataset.open(path), FeatureSet.open(path), {})
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,13 @@ import pytest
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows, demand
-from reclaim.features.groups import known_seconds
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
 from reclaim.replay.experiments.margins.following import by_part, follow
 from reclaim.replay.experiments.margins.judge import cell_over_time, judge, over_time
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import Estimates, set_margins
 from reclaim.replay.open_loop.fold import run_base
-from reclaim.replay.open_loop.history import History, oracle, previous_rows
+from reclaim.replay.open_loop.history import History, oracle
 from reclaim.replay.open_loop.period import SEQUENCE, Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score
 from reclaim.replay.settings import ReplayConfig
@@ -28,6 +27,7 @@ from reclaim.training.estimators.registry import build_estimator
 from reclaim.training.margins.answers import Widened
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Margin
+from tests.replay.histories import NO_MACHINES, history_of
 
 Maker = Callable[..., Windows]
 Judged = dict[str, Any]
@@ -35,9 +35,6 @@ Judged = dict[str, Any]
 
 HOW = Bootstrap(draws=20, seed=1, confidence=0.9)
 BUDGETS = Budgets(baseline=0.01, aggressive=0.1)
-NO_MACHINES: dict[str, np.ndarray] = {
-    name: np.zeros(0) for name in ("time_us", "machine_id", "event_type", "cpu_capacity", "memory_capacity")
-}
 LENGTH = 120
 
 
@@ -53,16 +50,8 @@ def history(make_windows: Maker) -> History:
     target = np.stack([ahead[:, k : LENGTH + k] for k in (1, 2, 3)]).max(axis=0).reshape(-1, 2)
     following = ahead[:, 1 : LENGTH + 1].reshape(-1, 2)
     slot = np.tile(np.arange(LENGTH), 12)
-    return History(
-        windows=windows,
-        target=target,
-        next_target=following,
-        period=np.select([slot < 60, slot < 80], [TRAIN, VALID], TEST).astype(np.uint8),
-        group=np.where(windows.collection_id < 103, TEST_UNSEEN, 0).astype(np.uint8),
-        known_s=known_seconds(windows),
-        previous=previous_rows(windows),
-        source_row=np.arange(len(windows)),
-    )
+    part = np.select([slot < 60, slot < 80], [TRAIN, VALID], TEST)
+    return history_of(windows, target, following, part, np.where(windows.collection_id < 103, TEST_UNSEEN, 0))
 
 
 @pytest.fixture
@@ -186,7 +175,7 @@ def test_the_cell_uses_its_largest_memory_where_no_mean_is_known(period: Period)
 
 
 def test_with_capacities_the_cell_is_drawn_as_a_share_of_them(history: History) -> None:
-    machines = {k: np.array(v) for k, v in zip(NO_MACHINES, ([0], [1], [1], [48.0], [24.0]), strict=True)}
+    machines = {k: np.array(v) for k, v in zip(NO_MACHINES, ([0], [1], [1], [48.0], [24.0]), strict=False)}
     timeline = cell_over_time(lay_out_period(history, machines))
     assert timeline["unit"] == "share of capacity"
     assert timeline["limit"] == {"cpu": pytest.approx([0.25] * 40), "memory": pytest.approx([0.5] * 40)}

@@ -11,11 +11,9 @@ import pytest
 
 from reclaim.data import windows as w
 from reclaim.data.dataset import Dataset
-from reclaim.data.schema import MACHINES, RESOURCES
+from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.groups import known_seconds
-from reclaim.features.splits import TEST
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.ratios.measure import (
     EXPERIMENT,
@@ -27,25 +25,9 @@ from reclaim.replay.experiments.ratios.measure import (
 )
 from reclaim.replay.experiments.ratios.page import summary_table
 from reclaim.replay.open_loop.estimates import Estimates
-from reclaim.replay.open_loop.history import History, previous_rows
-from reclaim.replay.open_loop.period import Period, lay_out_period
+from tests.replay.histories import period_of
 
 Maker = Callable[..., Windows]
-
-
-def period_of(windows: Windows) -> Period:
-    n = len(windows)
-    history = History(
-        windows=windows,
-        target=np.zeros((n, 2)),
-        next_target=np.zeros((n, 2)),
-        period=np.full(n, TEST, np.uint8),
-        group=np.zeros(n, np.uint8),
-        known_s=known_seconds(windows),
-        previous=previous_rows(windows),
-        source_row=np.arange(n),
-    )
-    return lay_out_period(history, {name: np.zeros(0) for name in MACHINES.names})
 
 
 def test_a_tasks_mean_weighs_each_window_by_its_length(make_windows: Maker) -> None:
@@ -104,7 +86,7 @@ def test_a_task_is_over_where_any_window_demands_more_than_was_in_force(make_win
 
 @pytest.fixture(scope="module")
 def results(dataset: Path) -> dict[str, Any]:
-    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     return EXPERIMENT.measure(source, RatiosConfig(estimators=("borg", "percentile", "limit"))).results
 
 
@@ -136,7 +118,7 @@ def test_the_reservation_of_a_window_is_the_answer_to_the_window_before(
         return {"medium": np.where((slot >= 10)[:, None], 0.5, 1.0) * windows.limit}
 
     monkeypatch.setattr(Estimates, "reservations", answers)
-    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     found = EXPERIMENT.measure(source, RatiosConfig(estimators=("percentile",))).results
     slots = found["dataset"]["test_hours"] * 12
     for resource in RESOURCES:

@@ -30,8 +30,8 @@ Asked = tuple[Source, TaskRows, Decisions, Priced]
 def asked(dataset: Path) -> Asked:
     """Ask the built-in model about ten services of three tasks."""
     features = FeatureSet.open(dataset)
-    source = Source(Dataset.open(dataset), features, by_name([load_model("builtin")]), progress=False)
-    rows = read_rows(features, progress=False)
+    source = Source(Dataset.open(dataset), features, by_name([load_model("builtin")]))
+    rows = read_rows(features)
     decisions = lay_out(rows, largest_task(rows), features.cuts_us, hold_days=0.25, seen_days=1)
     (name,) = source.bundles
     return source, rows, decisions, ask_model(source, CONFIG, name, rows, decisions)
@@ -70,7 +70,7 @@ def test_the_recommendation_does_not_depend_on_the_engine_nor_on_the_number_of_w
     found = [
         run_experiment(
             EXPERIMENT, dataset, tmp_path / name, replace(CONFIG, estimators=("max-so-far", "vpa")),
-            bundles=asked[0].bundles, tracking=False, progress=False, engine=on,
+            bundles=asked[0].bundles, tracking=False, engine=on,
         ).results
         for name, on in {"one": Engine(workers=1), "several": engine}.items()
     ]  # fmt: skip
@@ -79,9 +79,7 @@ def test_the_recommendation_does_not_depend_on_the_engine_nor_on_the_number_of_w
 
 def test_a_model_takes_part_in_the_recommendation(dataset: Path, asked: Asked, tmp_path: Path) -> None:
     source = asked[0]
-    report = run_experiment(
-        EXPERIMENT, dataset, tmp_path / "out", CONFIG, bundles=source.bundles, tracking=False, progress=False
-    )
+    report = run_experiment(EXPERIMENT, dataset, tmp_path / "out", CONFIG, bundles=source.bundles, tracking=False)
     (name,) = source.bundles
     by_kind = {e["name"]: e for e in report.results["estimators"]}
     assert {e["kind"] for e in by_kind.values()} == {"learned", "statistical"}

@@ -101,7 +101,7 @@ def _kill(folder: Path, collection: int) -> None:
 def report(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     """Make the recommendation of that cluster; to be read only."""
     out = tmp_path_factory.mktemp("requests") / "out"
-    return run_experiment(EXPERIMENT, cluster, out, CONFIG, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, cluster, out, CONFIG, tracking=False)
 
 
 def lines_of(report: ReplayReport) -> dict[tuple[str, str], dict[str, Any]]:
@@ -191,7 +191,7 @@ def _deployment(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_anonymous_files_have_no_name_of_the_cluster(cluster: Path, tmp_path: Path) -> None:
     config = RecommendConfig(estimators=("max-so-far",), hold_days=0.25, draws=20, anonymise=True)
-    found = run_experiment(EXPERIMENT, cluster, tmp_path / "out", config, tracking=False, progress=False)
+    found = run_experiment(EXPERIMENT, cluster, tmp_path / "out", config, tracking=False)
     for path in found.folder.iterdir():
         text = path.read_text()
         assert [name for name in ("svc-", "shop", "web-scaler", "proxy") if name in text] == [], path.name

@@ -39,7 +39,7 @@ CONFIG = RecommendConfig(estimators=("max-so-far", "percentile", "krr"), hold_da
 
 
 def recommend(dataset: Path, out: Path, config: RecommendConfig = CONFIG) -> ReplayReport:
-    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False)
 
 
 @pytest.fixture(scope="module")

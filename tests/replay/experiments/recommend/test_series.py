@@ -173,7 +173,7 @@ def test_a_limit_that_changes_changes_no_statistic_of_what_was_used(name: str) -
     last = rows.end_us > rows.end_us.max() - 6 * HOUR
     lay = partial(lay_out, cuts_us=(6 * DAY, 7 * DAY), hold_days=1, seen_days=7)
     rows = replace(rows, period=np.where(rows.end_us <= 7 * DAY, VALID, TEST).astype(np.uint8))
-    source = Source(None, None, {}, progress=False)  # type: ignore[arg-type]  # neither is read
+    source = Source(None, None, {})  # type: ignore[arg-type]  # neither is read
 
     def now(before: float, after: float) -> np.ndarray:
         limit = np.where(last, after, before)[:, None] * np.array([1.0, 10.0])

@@ -48,7 +48,7 @@ def _point(kills: float | None, pending: float | None) -> dict[str, float | None
 
 
 def _source(cell: Path) -> Source:
-    return Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False)
+    return Source(Dataset.open(cell), FeatureSet.open(cell), {})
 
 
 def test_both_budgets_must_be_kept() -> None:
@@ -126,7 +126,7 @@ def test_masks_and_changes_stay_with_their_machines(
 @pytest.fixture(scope="module")
 def report(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     out = tmp_path_factory.mktemp("out") / "what-if"
-    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False, progress=False)
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False)
 
 
 def test_the_fewest_machines_fit_and_one_fewer_does_not(report: ReplayReport) -> None:
@@ -326,9 +326,7 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
     source = replace(_source(cell_dataset), bundles={"network": bundle})
     config = replace(CONFIG, machines=(3, 4), budgets=Budgets(0.02, 0.1), tune=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    report = run_experiment(
-        EXPERIMENT, cell_dataset, tmp_path / "out", config, bundles=dict(source.bundles), progress=False
-    )
+    report = run_experiment(EXPERIMENT, cell_dataset, tmp_path / "out", config, bundles=dict(source.bundles))
     results = report.results
     recorded = {run.name: run.tags for run in tracking.find_runs("what-if")}
     for name, kind in (("network (machine)", LEARNED_MACHINE), ("network (sum)", SUM_OF_TASKS)):
