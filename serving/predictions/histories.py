@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from reclaim.serving.models.loader import LoadedModel
 
 _WEEK_US: Final = 7 * DAY_US
+_SHORTEST_US: Final = 1_000_000
+"""Length below which no window of a monitored task is: so short are all of a table whose times are in seconds."""
 _OWNERS: Final = {USER: s.USER_ID, LOGICAL_NAME: s.LOGICAL_NAME_ID}
 """Columns of histories that say whose a task is, and those of a dataset's tasks."""
 _OF_TASK: Final = (*_OWNERS, IN_ALLOC)
@@ -102,4 +104,9 @@ def predict_histories(
     if refused := sum(json.loads(about[b"refused"]).values()):
         first = json.loads(about[b"errors"])[0]["message"]
         raise SchemaError(f"histories: {refused} of {len(histories)} rows cannot be used, the first: {first}")
+    longest_us = pc.max(pc.subtract(histories[s.END_US], histories[s.START_US])).as_py()
+    if longest_us is not None and longest_us < _SHORTEST_US:
+        raise SchemaError(
+            f"histories: the longest window has {longest_us} µs; {s.START_US} and {s.END_US} are in µs, not in seconds"
+        )
     return flat(answered)

@@ -316,6 +316,12 @@ def test_histories_that_cannot_be_used_are_refused_with_the_first_reason(dataset
         predict_histories(model, bare)
     extra = histories.append_column("note", pa.nulls(len(histories)))
     assert predict_histories(model, extra).equals(predict_histories(model, histories))
+    seconds = histories
+    for name in (s.START_US, s.END_US):
+        at = seconds.column_names.index(name)
+        seconds = seconds.set_column(at, name, pc.divide(seconds[name], 1_000_000))
+    with pytest.raises(SchemaError, match="the longest window has 300 µs; start_us and end_us are in µs"):
+        predict_histories(model, seconds)
 
 
 def test_histories_of_chosen_tasks_are_theirs_alone_with_owners(dataset: Dataset) -> None:
