@@ -114,6 +114,11 @@ class Dataset:
         return home_of(self.path)
 
     @property
+    def named(self) -> bool:
+        """True if a task has a name: then there are rows in the table ``names``."""
+        return bool(self.manifest["counts"].get("names"))
+
+    @property
     def n_buckets(self) -> int:
         """Number of buckets the tasks are spread over."""
         return int(self.manifest["buckets"])

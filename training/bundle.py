@@ -239,11 +239,8 @@ def _load(folder: Path) -> Bundle:
 
 
 def load_model(reference: str | None = None) -> Bundle:
-    """Return the model of a reference, as ``references.find_model`` takes it; ModelError where there is none.
-
-    None: the one of ``references.find_served``.
-    """
-    origin = find_served() if reference is None else find_model(reference)
+    """Return the model of a reference, as ``references.find_served`` takes it; ModelError where there is none."""
+    origin = find_served(reference)
     return replace(load_bundle(origin.folder), origin=origin)
 
 

@@ -162,7 +162,7 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
                 with marked(out):  # a bucket that cannot be written to is found before the trace is read
                     pass
             try:
-                return _make(source_folder, alone, out, staging, source, files, buckets, config)
+                return _make(source_folder, out, staging, source, files, buckets, config)
             finally:
                 release()
         report = there()
@@ -207,7 +207,6 @@ def _first(names: list[str], n: int = 6) -> str:
 
 def _make(
     source_folder: Path,
-    alone: str | None,
     out: Path,
     staging: Path,
     source: Source,
@@ -265,7 +264,7 @@ def _make(
         str(file.relative_to(source_folder))
         for folder in {source_folder, *(file.parent for file in matched)}
         for file in folder.iterdir()
-        if alone is None and file.is_file() and file not in matched and file.name not in _COMPANIONS
+        if source.alone is None and file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
     defects = {name: counts.pop(name) for name in DEFECTS}
     warnings = warnings_of(defects, counts["usage"], mapped=config.mapping is not None)
@@ -274,8 +273,6 @@ def _make(
     manifest = manifest_of(
         source_folder, source, shards, repeated, damaged, counts, defects, warnings, rejects, not_read, buckets
     )
-    if alone is not None:
-        manifest["name"] = alone.partition(".")[0]
     _remove_others(finished, buckets, rest)
     write_json(finished / MANIFEST, manifest)
     if in_store(out):

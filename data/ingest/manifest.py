@@ -99,7 +99,7 @@ def manifest_of(
     return {
         "format_version": FORMAT_VERSION,
         "fingerprint": fingerprint_of(source, buckets, checksums),
-        "name": source_folder.resolve().name,
+        "name": source_folder.resolve().name if source.alone is None else Path(source.alone.removesuffix(".gz")).stem,
         "nature": nature[0] if nature else "recorded",
         "options": options_of(source, buckets),
         "buckets": buckets,

@@ -286,4 +286,5 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
         lacks=tuple(name for name in s.USAGE.names if name not in given),
         options={"mapping": mapping.text},
         notes=() if s.CPU_LIMIT in mapping.columns else (NO_LIMIT,),
+        alone=alone,
     )

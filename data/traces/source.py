@@ -147,6 +147,8 @@ class Source:
         Whether rows of usage have their limits and the start of their run, though there are events.
     notes : tuple of str
         Facts that a reader of the dataset must know; kept in the manifest.
+    alone : str or None
+        The one file of the folder that is read; None: all that the tables match.
     findings : tuple of str
         Such facts of this input alone, in numbers; ingest prints them, and keeps them after the notes.
     """
@@ -162,6 +164,7 @@ class Source:
     machines_of_events: bool = False
     limits_in_usage: bool = False
     notes: tuple[str, ...] = ()
+    alone: str | None = None
     findings: tuple[str, ...] = ()
 
 

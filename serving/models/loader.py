@@ -62,10 +62,12 @@ def load_location(location: ModelLocation, margin: str) -> LoadedModel:
 
 
 def load_model(reference: str | None = None) -> LoadedModel:
-    """Return the model of a reference, as ``find_model`` takes it; ModelError where there is none or it is damaged.
+    """Return the model of a reference, as ``references.find_served`` takes it.
 
-    None: the one of ``references.find_served``.
+    Raises
+    ------
+    ModelError
+        There is none, or it is damaged.
     """
     give_up_soon()
-    found = references.find_served() if reference is None else references.find_model(reference)
-    return load_location(found, MARGIN_NAMES[0])
+    return load_location(references.find_served(reference), MARGIN_NAMES[0])

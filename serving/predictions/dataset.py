@@ -25,7 +25,7 @@ from reclaim.serving.answers.stateful import as_table
 from reclaim.serving.answers.stateless_table import answers_at
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.predictions.columns import flat
-from reclaim.serving.predictions.names import Names, has_names
+from reclaim.serving.predictions.names import Names
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.schemas import Units
@@ -82,7 +82,7 @@ def predictions(
         At most ``ROW_GROUP_ROWS`` rows of ``columns.schema_of``, with names where the dataset has them.
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
-    named = Names(opened).added if has_names(opened) else None
+    named = Names(opened).added if opened.named else None
     features.check_holds(related=model.bundle.related)
     portable = model.bundle.portable
     scorer = Scorer(model, features.folding.cell, THREADS, features.mean_limit if portable else None)

@@ -20,7 +20,6 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.serving.models.loader import load_model
 from reclaim.serving.predictions.columns import schema_of
 from reclaim.serving.predictions.dataset import check_margin, predictions
-from reclaim.serving.predictions.names import has_names
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 SUFFIXES: Final = (".parquet", ".csv")
@@ -117,7 +116,7 @@ def predict(
         "dataset": features.manifest["dataset"], "features": features.fingerprint, "model": loaded.name,
         "version": loaded.version, "margin": margin, "horizon_s": loaded.bundle.horizon_s,
     }  # fmt: skip
-    schema = schema_of(levels, named=has_names(features.dataset))
+    schema = schema_of(levels, named=features.dataset.named)
     schema = schema.with_metadata({name: str(fact) for name, fact in about.items()})
     out.parent.mkdir(parents=True, exist_ok=True)
     with _writing(out, schema) as write:

@@ -10,22 +10,23 @@ from reclaim.data.dataset import Dataset
 from reclaim.serving.predictions.columns import NAMES
 
 
-def has_names(dataset: Dataset) -> bool:
-    """Return whether any task of a dataset has a name."""
-    return bool(dataset.manifest["counts"].get(s.OPTIONAL[0]))
-
-
 class Names:
-    """Names of the tasks of a dataset that ``has_names``."""
+    """Names of the tasks of a dataset.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        One that is ``named``.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
-        table = dataset.table(s.OPTIONAL[0])
+        table = dataset.table("names")
         places = pd.Series(range(len(table)), _index(table))
         self._places = places[~places.index.duplicated(keep="last")]
         self._names = {column: table[name].combine_chunks() for column, (name, _) in NAMES.items()}
 
     def added(self, table: pa.Table) -> pa.Table:
-        """Return rows of tasks with ``NAMES``, null for a task without a name, after the key."""
+        """Return predictions, ``n`` rows, with ``NAMES`` after the key of the task; null where it has no name."""
         at = self._places.index.get_indexer(_index(table))
         where = pa.array(self._places.to_numpy()[at], mask=at < 0)
         for place, (column, names) in enumerate(self._names.items(), len(s.TASK_KEY)):

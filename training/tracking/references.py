@@ -103,11 +103,14 @@ def is_champion(reference: str) -> bool:
     return registered is not None and registered["alias"] == CHAMPION
 
 
-def find_served() -> ModelLocation:
-    """Return the location of the model that is used where none is named: ``SERVED``, or the built-in one before it.
+def find_served(reference: str | None = None) -> ModelLocation:
+    """Return the location of a model as ``find_model`` does; where none is named, of ``SERVED``.
 
-    A champion that is damaged, or in a store that cannot be reached, is an error.
+    The built-in one where that is not registered yet. A champion that is damaged, or in a store that cannot be reached,
+    is an error.
     """
+    if reference is not None:
+        return find_model(reference)
     try:
         return find_model(SERVED)
     except ModelAbsentError as error:

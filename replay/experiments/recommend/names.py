@@ -49,17 +49,12 @@ def is_anonymous(dataset: Dataset) -> bool:
 
 def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
     """Return the workload of each collection; under its number where the dataset has no names."""
-    if s.OPTIONAL[0] not in dataset.manifest["counts"]:
+    if not dataset.named:
         return [Workload(str(one)) for one in ids.tolist()]
-    names = dataset.table(s.OPTIONAL[0]).to_pandas().drop_duplicates(s.COLLECTION_ID, keep="last")
-    by_id = names.set_index(s.COLLECTION_ID)
+    names = dataset.table("names").to_pandas().drop_duplicates(s.COLLECTION_ID, keep="last")
     found = []
-    for one in ids.tolist():
-        if one not in by_id.index:
-            found.append(Workload(str(one)))
-            continue
-        of = by_id.loc[one]
-        text = {key: of[key] if isinstance(of[key], str) else None for key in by_id.columns}
+    for one, of in zip(ids.tolist(), names.set_index(s.COLLECTION_ID).reindex(ids).to_dict("records"), strict=True):
+        text = {key: value if isinstance(value, str) else None for key, value in of.items()}
         found.append(Workload(
             name=text[s.WORKLOAD] or str(one), namespace=text[s.NAMESPACE], kind=text[s.WORKLOAD_KIND],
             container=text[s.CONTAINER], cluster=text[s.CLUSTER], autoscaler=text[s.AUTOSCALER],
@@ -70,9 +65,9 @@ def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
 
 def pods_of(dataset: Dataset, keys: Sequence[tuple[int, int]]) -> list[str]:
     """Return a text for each task, given as collection and index: its pod where the dataset has names."""
-    if s.OPTIONAL[0] not in dataset.manifest["counts"]:
+    if not dataset.named:
         return [str(index) for _, index in keys]
-    table = dataset.table(s.OPTIONAL[0]).select([*s.TASK_KEY, s.POD]).to_pydict()
+    table = dataset.table("names").select([*s.TASK_KEY, s.POD]).to_pydict()
     pods = dict(zip(zip(*(table[key] for key in s.TASK_KEY), strict=True), table[s.POD], strict=True))
     return [pods.get(key) or str(key[1]) for key in keys]
 

@@ -19,8 +19,8 @@ from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.data.traces.series import _id_sql, load_mapping, shipped_mappings, task_id
+from reclaim.data.ingest.job import IngestConfig, ingest, plan_buckets
+from reclaim.data.traces.series import _id_sql, load_mapping, series, shipped_mappings, task_id
 
 MAPPING = """
 task = "vm"
@@ -187,6 +187,14 @@ def test_the_names_of_tasks_are_kept_once_and_numbers_need_none(tmp_path: Path) 
     assert set(names_of(dataset)) == {(name, name, task_id(name), 0) for name in ("web-1", "web-2", "007")}
     assert len(names_of(dataset)) == 3
     assert dataset.n_windows == 6
+
+
+def test_a_file_that_is_read_for_names_too_counts_once_among_what_fills_the_buckets(tmp_path: Path) -> None:
+    with (tmp_path / "a.csv").open("wb") as file:
+        file.truncate(4_000_000_000)  # of 100 bytes a window, and 100,000 windows a bucket; takes no room
+    tables = series(load_mapping(given_mapping(tmp_path))).tables
+    assert [table.name for table in tables] == ["usage", "names"]
+    assert plan_buckets([(table, tmp_path / "a.csv") for table in tables]) == 400
 
 
 def test_the_names_of_collections_are_kept_with_those_of_their_tasks(tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_rows_of_no_task_are_one_bucket(tmp_path: Path) -> None:
     assert found["name"].to_pylist() == ["x", "y"]
 
 
+def test_rows_that_are_repeated_near_by_are_kept_once_and_all_are_counted(tmp_path: Path) -> None:
+    names = pa.record_batch([pa.array(["x", "y", "x"]), pa.array([1, None, 1])], ["name", "id"])
+    with PiecesWriter(tmp_path, 1, repeated=True) as writer:
+        for _ in range(4):
+            writer.add(names)
+    assert writer.rows == 12
+    found = pa.Table.from_batches(read_pieces([tmp_path], 0, names.schema))
+    assert found.to_pylist() == [{"name": "x", "id": 1}, {"name": "y", "id": None}]
+
+
 def test_a_writer_that_fails_leaves_no_list_of_chunks(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), PiecesWriter(tmp_path, 3):
         raise KeyboardInterrupt
