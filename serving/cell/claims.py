@@ -1,4 +1,4 @@
-"""Tasks whose windows were refused as in the future, counted against those whose windows were taken of late."""
+"""Tasks whose windows were refused of late, as in the future or as too late, counted against those that were taken."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Claims:
         # of this period and of the one before; a task is in one of them
         self._refused: list[dict[tuple[int, ...], tuple[int, int]]] = [{}, {}]
         self._taken = [np.zeros(0, np.bool_), np.zeros(0, np.bool_)]
+        self._too_late = [np.zeros(0, np.bool_), np.zeros(0, np.bool_)]
         self._since_s: float | None = None
         self._lock = threading.RLock()
 
@@ -50,7 +51,14 @@ class Claims:
         """Number of tasks of which a window was taken."""
         with self._lock:
             self._turn()
-            return sum(int(np.count_nonzero(taken)) for taken in self._taken)
+            return _count(self._taken)
+
+    @property
+    def too_late(self) -> int:
+        """Number of tasks that sent a window too late, and had none taken since."""
+        with self._lock:
+            self._turn()
+            return _count(self._too_late)
 
     @property
     def refused_share(self) -> float:
@@ -72,9 +80,15 @@ class Claims:
         """Record the slots of tasks whose windows were taken."""
         with self._lock:
             self._turn()
-            need = int(slot.max(initial=-1)) + 1
-            self._taken = [room_for(taken, need) for taken in self._taken]
-            self._taken[0][slot], self._taken[1][slot] = True, False
+            self._taken = _marked(self._taken, slot)
+            for marks in self._too_late:
+                marks[slot[slot < len(marks)]] = False
+
+    def miss(self, slot: Ids) -> None:
+        """Record the slots of tasks whose windows came too late."""
+        with self._lock:
+            self._turn()
+            self._too_late = _marked(self._too_late, slot)
 
     def refuse(self, key: Ids, end_us: Ids, had_us: Ids) -> None:
         """Record refused windows; the latest one of a task stays.
@@ -118,4 +132,17 @@ class Claims:
         for _ in range(min(periods, 2)):
             self._refused = [{}, self._refused[0]]
             self._taken = [np.zeros_like(self._taken[0]), self._taken[0]]
+            self._too_late = [np.zeros_like(self._too_late[0]), self._too_late[0]]
         self._began_s += periods * PERIOD_S
+
+
+def _marked(periods: list[NDArray[np.bool_]], slot: Ids) -> list[NDArray[np.bool_]]:
+    """Return the marks of this period and of the one before, with some slots marked in this one alone."""
+    need = int(slot.max(initial=-1)) + 1
+    now, before = (room_for(marks, need) for marks in periods)
+    now[slot], before[slot] = True, False
+    return [now, before]
+
+
+def _count(periods: list[NDArray[np.bool_]]) -> int:
+    return sum(int(np.count_nonzero(marks)) for marks in periods)

@@ -114,6 +114,12 @@ class CellClock:
                 "which was set back since: until then windows of such tasks are refused as too late. Where the time "
                 "was wrong before and is right now, start with another --state folder"
             )
+        if not self._unix and claims.too_late > claims.taken:
+            return (
+                f"windows of {claims.too_late} tasks were refused of late as too late, and those of {claims.taken} "
+                f"taken: the cell's clock stands at {self.latest_us} µs. Where the trace was sent before, start with "
+                "another --state folder"
+            )
         behind_us = self.present_us - self.latest_us
         if self._unix and self.latest_us >= 0 and claims.taken and behind_us > DAY_US:
             return (

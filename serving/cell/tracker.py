@@ -18,7 +18,7 @@ from reclaim.data.core.state import part_of
 from reclaim.data.errors import ConfigError, StoreError
 from reclaim.data.windows import Windows, with_demand, with_p90_alone
 from reclaim.features.fold.live import TolerantState
-from reclaim.features.fold.live_kernel import LATE, NEW
+from reclaim.features.fold.live_kernel import LATE, NEW, TOO_LATE
 from reclaim.features.registry import feature_names
 from reclaim.serving.cell.following import Following, Prices, named_in
 from reclaim.serving.cell.machine_peaks import MachinePeaks
@@ -145,6 +145,7 @@ class Tracker:
                 break
             rows = np.flatnonzero(outcome == NEW)
         outcome[rows] = kind
+        self.clock.claims.miss(slot[outcome == TOO_LATE])
         return Admitted(whole, outcome)
 
     def take(self, windows: Windows) -> Taken:

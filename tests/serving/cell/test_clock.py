@@ -161,6 +161,20 @@ def test_windows_taken_while_this_machines_time_was_ahead_are_named_once_it_is_s
     assert memory.clock.problem is None
 
 
+def test_a_trace_that_is_sent_again_is_named_until_its_tasks_go_on(start: Start) -> None:
+    memory = start()
+    for at in range(4 * HOUR):
+        memory.send(range(10), at)
+    assert memory.send(range(2), 0) == {OUTCOMES.index("too_late")}
+    assert memory.clock.problem is None  # two of ten
+    memory.passed_s = 2 * PERIOD_S
+    assert memory.send(range(10), 0) == {OUTCOMES.index("too_late")}
+    assert "windows of 10 tasks were refused of late as too late, and those of 0 taken" in str(memory.clock.problem)
+    assert "another --state folder" in str(memory.clock.problem)
+    memory.send(range(10), 4 * HOUR)
+    assert memory.clock.problem is None
+
+
 def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:
     memory, other = start(), start()
     memory.send(range(100), 0)
