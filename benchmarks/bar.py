@@ -1,7 +1,7 @@
 """Measures the share that every estimator reclaims of a dataset at equal violation, next to network and oracle.
 
-    python benchmarks/bar.py DATASET --work FOLDER --markdown
-    python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER
+    python -m benchmarks.bar DATASET --work FOLDER --markdown
+    python -m benchmarks.bar DATASET --work FOLDER --transfer OTHER
 
 The dataset has its features built. One network, for all horizons, is trained with the default settings and kept in the
 work folder, so that a second call only measures. `--horizon` and `--rivals` measure less. With `--transfer` the network
@@ -46,9 +46,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bar_tables import BEST, BORG, BUDGETS, FIXED, HINDSIGHT, NETWORK, ONLINE, ORACLE, PUBLISHED, SETTINGS, markdown
 from numpy.typing import NDArray
 
+from benchmarks.bar_tables import (
+    BEST,
+    BORG,
+    BUDGETS,
+    FIXED,
+    HINDSIGHT,
+    NETWORK,
+    ONLINE,
+    ORACLE,
+    PUBLISHED,
+    SETTINGS,
+    markdown,
+)
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import AGES, age_key
@@ -138,7 +150,7 @@ def main() -> None:
         pairs += [(TREES, BEST), (MIX, BEST), (NETWORK, TREES), (MIX, NETWORK)]
     seconds: dict[str, float] = {}
     content = {
-        "command": f"python benchmarks/bar.py {arguments.dataset.name}"
+        "command": f"python -m benchmarks.bar {arguments.dataset.name}"
         + (f" --transfer {arguments.transfer.name}" if arguments.transfer else "")
         + " --trees" * arguments.trees
         + (f" --horizon {arguments.horizon}" if arguments.horizon else "")

@@ -1,7 +1,7 @@
 """Prints the tables of `benchmarks/bar.py` as Markdown, from its results.
 
-    python benchmarks/bar_tables.py benchmarks/results/bar-*.json
-    python benchmarks/bar_tables.py --summary 3600 benchmarks/results/bar-*.json
+    python -m benchmarks.bar_tables benchmarks/results/bar-*.json
+    python -m benchmarks.bar_tables --summary 3600 benchmarks/results/bar-*.json
 
 Shares and violations in per cent, differences in points, 95 % intervals in brackets.
 """

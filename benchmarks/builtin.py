@@ -1,6 +1,6 @@
 """Measures the portable network on clusters that it was not trained on: the first day, four days, and a warm test.
 
-    python benchmarks/builtin.py DATASET ... --family machines=jobs --markdown
+    python -m benchmarks.builtin DATASET ... --family machines=jobs --markdown
 
 The datasets have their features built. For each, a network is trained on the others, but for those of its family, which
 record the same cluster, and measured on it, one hour ahead, at budgets of 1 and 0.1 %:
@@ -246,7 +246,7 @@ def main() -> None:
         source.features.check_whole()
     families = [set(pair.split("=")) for pair in asked.family]
     results: dict[str, Any] = {
-        "command": "python benchmarks/builtin.py " + " ".join(path.name for path in asked.datasets)
+        "command": "python -m benchmarks.builtin " + " ".join(path.name for path in asked.datasets)
         + "".join(f" --family {pair}" for pair in asked.family),
         "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": tracking.git_commit(), "seed": asked.seed,
         "horizon_s": HORIZON_S, "datasets": {},

@@ -1,6 +1,6 @@
 """Changes a cell's workload on purpose in its test period, and shows how fast what follows keeps its budgets again.
 
-    python benchmarks/drift.py CELL --model NAME@ALIAS --work WORK --out benchmarks/results/drift
+    python -m benchmarks.drift CELL --model NAME@ALIAS --work WORK --out benchmarks/results/drift
 
 CELL is a dataset with features whose model was trained on the periods before the test, such as a composed cell of 30
 machines and 14 days with ``--set split.train_share=0.4 --set split.valid_share=0.2``. Two days into the test one of
@@ -313,7 +313,7 @@ def main() -> None:
     cell, bundle, config = Dataset.open(asked.cell), load_model(asked.model), ReplayConfig(estimators=(), tune=False)
     change_us = FeatureSet.open(asked.cell).cuts_us[1] + _BEFORE_US
     results: dict[str, Any] = {
-        "command": f"python benchmarks/drift.py CELL --model MODEL --work WORK --changes {' '.join(asked.changes)}",
+        "command": f"python -m benchmarks.drift CELL --model MODEL --work WORK --changes {' '.join(asked.changes)}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "cell": {"windows": cell.n_windows, "fingerprint": cell.fingerprint},
         "model": Path(asked.model).name, "seed": asked.seed, "horizon_s": config.horizon_s, "within": WITHIN,

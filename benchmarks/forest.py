@@ -1,6 +1,6 @@
 """Draws what is reclaimed more than by the best rival, with its interval: a line a comparison, a panel a horizon.
 
-python benchmarks/forest.py        # results/bar.svg and results/machines.svg, from the results of both that are there
+python -m benchmarks.forest        # results/bar.svg and results/machines.svg, from the results of both that are there
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from bar_tables import BEST, HINDSIGHT, HOURS, NETWORK
-from machines import GROUPED, RESULTS, comparisons
 from matplotlib.lines import Line2D
 
+from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, NETWORK
+from benchmarks.machines import GROUPED, RESULTS, comparisons
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE
 from reclaim.replay.open_loop.paired import RECLAIMED
 

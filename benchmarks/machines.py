@@ -1,7 +1,7 @@
 """Measures what is reclaimed per machine at equal violation: estimator of machines, sums of tasks, EuroSys'21.
 
-    python benchmarks/machines.py --composer TOOLS/compose_cell.py --donors DATA --work WORK [--sets cell-7 azure ...]
-    python benchmarks/machines.py --table                                         # of the results that are there
+    python -m benchmarks.machines --composer TOOLS/compose_cell.py --donors DATA --work WORK [--sets cell-7 azure ...]
+    python -m benchmarks.machines --table                                         # of the results that are there
 
 Sets, each replayed one hour and a day ahead by `reclaim replay frontier`:
 
@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from replay_cell import compose, halve, run
 
+from benchmarks.replay_cell import compose, halve, run
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.schema import RESOURCES
 
@@ -158,7 +158,7 @@ def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Names
     of, kinds = results["machines"], {one["name"]: one["kind"] for one in results["estimators"]}
     content["sets"][f"{name}-{horizon}"] = {
         "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/machines.py --sets {name} --horizons {horizon} --machines {asked.machines} "
+        "command": f"python -m benchmarks.machines --sets {name} --horizons {horizon} --machines {asked.machines} "
         f"--days {asked.days} --train-machines {asked.train_machines} --draws {asked.draws}",
         "dataset": results["dataset"],
         "rates": results["rates"],

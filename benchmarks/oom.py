@@ -1,6 +1,6 @@
 """Scores the out-of-memory model within the hour on cells that it was not trained on, by the composer's truth.
 
-    python benchmarks/oom.py --train CELL [CELL ...] --test CELL TRUTH.parquet [CELL TRUTH.parquet ...] [--test ...]
+    python -m benchmarks.oom --train CELL [CELL ...] --test CELL TRUTH.parquet [CELL TRUTH.parquet ...] [--test ...]
 
 Cells of one `--test` are scored together, and each by itself. Each CELL is a dataset with its features: built with
 `split.role=train` to train on, with `split.role=test` to score on. The model is the one that `reclaim train` fits
@@ -78,7 +78,7 @@ def main() -> None:
     groups = [list(zip(group[::2], group[1::2], strict=True)) for group in asked.test]
     cells = [[test_cell(*of) for of in group] for group in groups]
     content: dict[str, Any] = {
-        "command": f"python benchmarks/oom.py --train {' '.join(p.name for p in asked.train)} "
+        "command": f"python -m benchmarks.oom --train {' '.join(p.name for p in asked.train)} "
         + " ".join("--test " + " ".join(f"{c.name} {t.parent.name}/{t.name}" for c, t in of) for of in groups),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",

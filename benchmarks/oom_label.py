@@ -1,6 +1,6 @@
 """Scores the derived OOM label against the truth of composed cells: precision and recall, by definition of the label.
 
-    python benchmarks/oom_label.py DATASET TRUTH.parquet [DATASET TRUTH.parquet ...]
+    python -m benchmarks.oom_label DATASET TRUTH.parquet [DATASET TRUTH.parquet ...]
 
 No public trace records that a task ran out of memory; the label is derived (`data.oom.oom_events`). A composed
 cell has a `truth.parquet` next to it, with a row for each end of a task's run: `collection_id`, `instance_index`,
@@ -69,7 +69,7 @@ def main() -> None:
         for truth in TRUTHS for k, path in enumerate(datasets)
     ]  # fmt: skip
     content = {
-        "command": "python benchmarks/oom_label.py "
+        "command": "python -m benchmarks.oom_label "
         + " ".join(f"{d.name} {Path(t.parent.name) / t.name}" for d, t in zip(datasets, truths, strict=True)),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),

@@ -1,6 +1,6 @@
 """Repeats the replay's results: composes two cells, trains on one, runs every experiment on the other, writes the page.
 
-    python benchmarks/replay_cell.py --composer TOOLS/compose_cell.py --donors DATA --work WORK
+    python -m benchmarks.replay_cell --composer TOOLS/compose_cell.py --donors DATA --work WORK
 
 The composer makes cells in the Google v3 layout out of parts of real traces (its README says of what). Its series are
 given to it in two halves, every second VM: the network is trained on a cell of one half and replayed on a cell of the
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.replay_tables import replays
 from reclaim.data.core.files import replaced_folder
 from reclaim.replay.runs.catalogue import EXPERIMENTS
 
@@ -87,10 +88,8 @@ def main() -> None:
         run([*reclaim, "replay", experiment, "cell", "--out", folder, *model, *pairs], work, environment)
     if not asked.experiments:
         return
-    tables = [sys.executable, str(Path(__file__).with_name("replay_tables.py")), *asked.experiments]
     page = asked.page or work / "replay-cell.md"
-    text = subprocess.run(tables, cwd=work, check=True, capture_output=True, text=True).stdout
-    page.write_text(text)
+    page.write_text(replays(work / folder for folder in asked.experiments) + "\n")
     print(f"wrote {page}")
 
 

@@ -1,7 +1,7 @@
 """Writes what finished replays found as one Markdown page: their summaries, their tables, and what they were run on.
 
-python benchmarks/replay_tables.py margins/ frontier/ … > benchmarks/results/replay-NAME.md
-python benchmarks/replay_tables.py --fewest cell-117/what-if/ together-117/what-if/ …
+python -m benchmarks.replay_tables margins/ frontier/ … > benchmarks/results/replay-NAME.md
+python -m benchmarks.replay_tables --fewest cell-117/what-if/ together-117/what-if/ …
 
 With ``--fewest`` it writes one table of the fewest machines of several "what if" replays, a column for each, called
 after the folder that the replay is in.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reclaim.data.schema import RESOURCES
@@ -29,26 +29,28 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="folders that `reclaim replay` wrote")
     parser.add_argument("--fewest", action="store_true", help="one table of the fewest machines of all")
     asked = parser.parse_args()
-    if asked.fewest:
-        print(fewest([folder.absolute() for folder in asked.folders]))
-        return
-    for number, folder in enumerate(asked.folders):
+    print(fewest([folder.absolute() for folder in asked.folders]) if asked.fewest else replays(asked.folders))
+
+
+def replays(folders: Iterable[Path]) -> str:
+    """Return the page of several replays."""
+    parts: list[str] = []
+    for number, folder in enumerate(folders):
         results = json.loads((folder / RESULTS).read_text())
         experiment = load_experiment(results["inputs"]["experiment"])
         dataset = results["dataset"]
         if number == 0:
-            print(f"# Replays of {dataset['name']}\n")
-            print(
-                f"Data: {dataset['nature']}; {dataset['task_windows']:,} task-windows, {dataset['machines']} machines."
-            )
+            of = f"{dataset['task_windows']:,} task-windows, {dataset['machines']} machines"
+            parts += [f"# Replays of {dataset['name']}\n", f"Data: {dataset['nature']}; {of}."]
         ahead = f"{results['inputs']['config']['horizon_s'] / 3600:g} h ahead"
-        print(f"\n## {experiment.title}, {ahead}\n\n    {results['command']}\n")
-        print(experiment.summary(results).as_markdown())
-        print(runs_table(experiment.runs(results), experiment.columns).as_markdown())
+        parts += [f"\n## {experiment.title}, {ahead}\n\n    {results['command']}\n"]
+        parts += [experiment.summary(results).as_markdown()]
+        parts += [runs_table(experiment.runs(results), experiment.columns).as_markdown()]
         for name, points in experiment.page(results).get("points", {}).items():
-            print(f"\n### {name}\n\n{points.as_markdown()}")
+            parts += [f"\n### {name}\n\n{points.as_markdown()}"]
         if loop := results.get("closed_loop", {}).get("estimators"):
-            print(f"\n### In the closed loop\n\n{cells_table({'estimators': loop}).as_markdown()}")
+            parts += [f"\n### In the closed loop\n\n{cells_table({'estimators': loop}).as_markdown()}"]
+    return "\n".join(parts)
 
 
 def fewest(folders: Sequence[Path]) -> str:

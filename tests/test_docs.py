@@ -132,10 +132,11 @@ def test_every_benchmark_and_every_result_is_quoted_by_a_page_or_the_log() -> No
     named = set(re.findall(r"[\w.*-]+\.(?:jsonl?|md|svg|png)\b", text))
     results = [path.name for path in (folder / "results").rglob("*") if path.is_file()]
     assert [name for name in results if not any(fnmatch(name, pattern) for pattern in named)] == []
-    scripts = {path.stem: path.read_text() for path in folder.glob("*.py")}
-    others = {stem: text + "".join(code for other, code in scripts.items() if other != stem) for stem in scripts}
+    scripts = {path: path.read_text() for path in folder.rglob("*.py") if path.stem != "__init__"}
+    others = {path: text + "".join(code for other, code in scripts.items() if other != path) for path in scripts}
+    names = {path: path.relative_to(ROOT).with_suffix("").as_posix() for path in scripts}
     assert [
-        stem for stem in scripts if not re.search(rf"\b(?:{stem}\.py|benchmarks\.{stem}|from {stem})\b", others[stem])
+        name for path, name in names.items() if not re.search(rf"{name}\.py|\b{name.replace('/', '.')}\b", others[path])
     ] == []
 
 

@@ -18,6 +18,7 @@ SOURCES += sorted(
     if not {*ROOMS} & {*p.relative_to(ROOT / "src" / "reclaim").parts}
 )
 
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 TOPICS = {"What", "How", "Whether", "Where", "Who", "Whose", "Which", "Why", "When"}
 
 
@@ -26,7 +27,7 @@ def test_each_room_of_the_package_is_the_top_level_folder(room: str) -> None:
     assert (ROOT / "src" / "reclaim" / room).resolve() == ROOT / room
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", SOURCES + BENCHMARKS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_states_its_purpose_in_one_sentence(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     first = docstring.splitlines()[0] if docstring else ""
@@ -37,7 +38,7 @@ def test_a_file_states_its_purpose_in_one_sentence(path: Path) -> None:
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     begun = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.value.split()[0]}"
-        for path in SOURCES
+        for path in SOURCES + BENCHMARKS
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if node.value.value.split()[0] in TOPICS
@@ -45,7 +46,9 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert begun == []
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES}), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in SOURCES + BENCHMARKS}), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_a_folder_holds_at_most_thirteen_modules_and_states_its_purpose(folder: Path) -> None:
     modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     assert len(modules) <= 13, f"{folder.name} holds {len(modules)} modules: {', '.join(modules)}"

@@ -235,8 +235,8 @@ def set_margins(
     """Set an estimator's margins or prices on the validation rows.
 
     It is no job of the engine: sending the rows to workers takes about as much processor time here as the search itself
-    (``benchmarks/open_loop.py --jobs``). They are here in any case, because prices that follow and sums of machines go
-    over those of all buckets in the order of time.
+    (``benchmarks/speed/open_loop.py --jobs``). They are here in any case, because prices that follow and sums of
+    machines go over those of all buckets in the order of time.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ _MALLOC: Final = (
 )
 """Memory of the process is kept and used again, in huge pages: a call for a whole cell uses some 300 MiB, and new pages
 from the system take time (glibc's manual, "Memory Allocation Tunables"). To compare:
-``GLIBC_TUNABLES= python benchmarks/serving.py --model MODEL`` leaves glibc as it is."""
+``GLIBC_TUNABLES= python -m benchmarks.serving.load --model MODEL`` leaves glibc as it is."""
 _ARROW_POOL: Final = "system"
 """Arrow allocates with glibc, too."""
 _SETTINGS: Final = {

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import builtin, closed_loop, estimators, open_loop, sizes, two_trees
+from benchmarks import builtin
+from benchmarks.speed import closed_loop, estimators, open_loop, sizes, two_trees
 from reclaim.training.estimators.registry import ESTIMATORS
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -46,10 +47,10 @@ def test_a_mistake_is_refused_by_its_name_before_anything_is_measured(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_benchmark_of_machines_names_the_options_that_it_lacks(tmp_path: Path) -> None:
+def test_the_benchmark_of_machines_names_the_options_that_it_lacks() -> None:
     def refusal(*words: str) -> str:
-        script = [sys.executable, str(BENCHMARKS / "machines.py"), *words]
-        done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path)
+        script = [sys.executable, "-m", "benchmarks.machines", *words]
+        done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 2
         return done.stderr.splitlines()[-1]
 

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 @pytest.mark.parametrize("name", ["bar", "machines"])
 def test_a_figure_is_that_of_the_results_that_are_kept(name: str, tmp_path: Path) -> None:
     kept = (RESULTS / f"{name}.svg").read_text()
-    subprocess.run([sys.executable, "benchmarks/forest.py", "--out", tmp_path], check=True, cwd=RESULTS.parents[1])
+    subprocess.run([sys.executable, "-m", "benchmarks.forest", "--out", tmp_path], check=True, cwd=RESULTS.parents[1])
     assert widths((tmp_path / f"{name}.svg").read_text()) == pytest.approx(widths(kept), abs=0.01)
 
 

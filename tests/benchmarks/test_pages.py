@@ -26,7 +26,7 @@ def printed(*words: str) -> list[str]:
 
 def of_bar(horizon_s: int) -> list[str]:
     results = [str(path) for path in sorted(RESULTS.glob("bar-*.json"))]
-    return printed("benchmarks/bar_tables.py", "--summary", str(horizon_s), *results)
+    return printed("-m", "benchmarks.bar_tables", "--summary", str(horizon_s), *results)
 
 
 def kept(name: str) -> Any:
@@ -53,7 +53,7 @@ def rows(lines: Iterable[str]) -> set[tuple[str, ...]]:
         (
             "benchmarks/results/machines",
             "Machines: what is reclaimed, set by set",
-            lambda: printed("benchmarks/machines.py", "--table"),
+            lambda: printed("-m", "benchmarks.machines", "--table"),
         ),
         ("docs/machines", "When the workload changes", lambda: drift.table(kept("drift.json"), "machines")),
         ("docs/how-it-works", "When the workload drifts", lambda: drift.table(kept("drift.json"), "tasks")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,15 @@ import pytest
 
 from reclaim.features.fold.live_record import KEPT
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
+ROOT = Path(__file__).parents[2]
 
 
 def run(bundle_folder: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
     """Return what the benchmark wrote and printed."""
-    command = [sys.executable, str(BENCHMARK), "--quick", "--model", str(bundle_folder), "--out", str(out), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1_200, env=dict(os.environ))
+    command = [sys.executable, "-m", "benchmarks.serving.load", "--quick", "--model", str(bundle_folder)]
+    done = subprocess.run(
+        [*command, "--out", str(out), *options], capture_output=True, text=True, timeout=1_200, cwd=ROOT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout
 

@@ -147,9 +147,9 @@ class TaskRows:
         ``bare`` has the answers to every row of the history.
 
         A sweep is no job of the engine: sending its rows to workers takes as much processor time here as the sweep
-        itself, at a million rows almost three times as much (``benchmarks/open_loop.py --jobs``). Nor is it a part of
-        the fold of a bucket: its sums take 2 to 7 kB a collection and estimator, and those of all estimators would be
-        held at once.
+        itself, at a million rows almost three times as much (``benchmarks/speed/open_loop.py --jobs``). Nor is it a
+        part of the fold of a bucket: its sums take 2 to 7 kB a collection and estimator, and those of all estimators
+        would be held at once.
         """
         violations = np.zeros((len(RESOURCES), self.n_units, len(bare.steps)))
         reclaimed = np.zeros_like(violations)

@@ -1,6 +1,6 @@
 """Measures how prices that follow keep their budgets, and what that costs, on validation rows alone.
 
-    python -m benchmarks.following DATASET ... --enough 640 1
+    python -m benchmarks.choices.following DATASET ... --enough 640 1
 
 Features are built with a long validation period, such as ``--set split.train_share=0.25 --set split.valid_share=0.5``.
 One network per dataset is fitted to its training rows; prices are set on the first part of the validation rows and
@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.tails import validation
+from benchmarks.choices.tails import validation
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.targets import HORIZONS_S

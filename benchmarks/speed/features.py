@@ -1,7 +1,7 @@
 """Times the feature pipeline against polars and duckdb on one dataset, and the live features of a large cell.
 
-    python benchmarks/features.py                      # about 2 million windows, 250,000 live tasks; some 10 minutes
-    python benchmarks/features.py --machines 40 --live-tasks 25000 --work /tmp/bench
+    python -m benchmarks.speed.features           # about 2 million windows, 250,000 live tasks; some 10 minutes
+    python -m benchmarks.speed.features --machines 40 --live-tasks 25000 --work /tmp/bench
 
 Contenders, each a process of its own, in turn, round after round, on two threads, on the same dataset (a synthetic
 cell, ingested once), from its parquet files to files with the result:
@@ -50,7 +50,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from processes import time_command, watch_command
+from benchmarks.speed.processes import time_command, watch_command
 
 _THREADS = 2
 _S_US = 1_000_000
@@ -63,6 +63,8 @@ _MAXIMA = {"max_1h": 3_600, "max_2h": 7_200, "max_6h": 21_600, "max_24h": 86_400
 _APART_US = 400 * 86_400 * _S_US
 """Between two tasks on the one time axis: more than the longest trace."""
 _PRIME, _TICKS = 30, 5
+_THIS = (sys.executable, "-m", "benchmarks.speed.features")
+"""Runs a contender in a process of its own."""
 _TASKS_PER_COLLECTION, _COLLECTIONS_PER_USER = 25, 40
 
 
@@ -78,17 +80,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--live-tasks", type=int, default=250_000)
     parser.add_argument("--work", type=Path, help="Folder for the cell and its dataset, kept and used again.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "features.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "features.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         rows = _dataset(work, arguments.machines, arguments.days)
         results = _race(work, rows, arguments.rounds)
         agreement = _agreement(work)
-        command = [sys.executable, __file__, "contender", "live", str(work), str(arguments.live_tasks)]
+        command = [*_THIS, "contender", "live", str(work), str(arguments.live_tasks)]
         live = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     content = {
-        "command": f"python benchmarks/features.py --machines {arguments.machines} --days {arguments.days:g} "
+        "command": f"python -m benchmarks.speed.features --machines {arguments.machines} --days {arguments.days:g} "
         f"--rounds {arguments.rounds} --live-tasks {arguments.live_tasks}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
@@ -137,7 +139,7 @@ def _race(work: Path, rows: int, rounds: int) -> list[dict[str, object]]:
                 measured = time_command(command)
                 runs[name] += [measured] if number else []
                 if number:
-                    again = [sys.executable, __file__, "warm", name, str(work)]
+                    again = [*_THIS, "warm", name, str(work)]
                     warm[name].append(
                         json.loads(subprocess.run(again, check=True, capture_output=True, text=True).stdout)
                     )
@@ -186,7 +188,7 @@ def _warm(name: str, work: Path) -> None:
 def _command(name: str, work: Path) -> list[str]:
     """Return the command of a contender's process."""
     if name not in ROWS:
-        return [sys.executable, __file__, "contender", name, str(work)]
+        return [*_THIS, "contender", name, str(work)]
     command = [sys.executable, "-m", "reclaim", "features", str(work / "dataset"), "--workers", str(_THREADS)]
     return [*command, "--set", f"rows={ROWS[name]}"]
 

@@ -1,9 +1,9 @@
 """Measures the service under load, next to the same model in a plain FastAPI route, in one run on one machine.
 
-    python benchmarks/serving.py --model reclaim@champion --out benchmarks/results/serving.json
-    python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/serving-memory.json
-    python benchmarks/serving.py --model reclaim@champion --machines --out benchmarks/results/serving-machines.json
-    python benchmarks/serving.py --model builtin --size 100000 250000 --out benchmarks/results/serving-size.json
+    python -m benchmarks.serving.load --model reclaim@champion --out benchmarks/results/serving.json
+    python -m benchmarks.serving.load --model reclaim@champion --soak 30 --out benchmarks/results/serving-memory.json
+    python -m benchmarks.serving.load --model reclaim@champion --machines --out benchmarks/results/serving-machines.json
+    python -m benchmarks.serving.load --model builtin --size 100000 250000 --out benchmarks/results/serving-size.json
 
 A real `reclaim serve` with its state on the disk, and every write synced. The clients are one process on the same
 machine; each calls again once it is answered. Servers are measured in turn, several times over. `--soak` is steady load
@@ -30,12 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from serving_cell import MACHINES, MadeUpCell, bulk, candidates, explained, one_task, one_window
-from serving_http import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
-from serving_servers import MIB, Server, bare_server, reclaim_server
-from serving_sets import SETS, time_sets
-from serving_size import measure_size, parts_of, size_table
-from serving_soak import soak, write_figure
+
+from benchmarks.serving.callers import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
+from benchmarks.serving.cell import MACHINES, MadeUpCell, bulk, candidates, explained, one_task, one_window
+from benchmarks.serving.machine_sets import SETS, time_sets
+from benchmarks.serving.servers import MIB, Server, bare_server, reclaim_server
+from benchmarks.serving.size import measure_size, parts_of, size_table
+from benchmarks.serving.soak import soak, write_figure
 
 Json = dict[str, Any]
 
@@ -86,7 +87,7 @@ def main() -> None:
         arguments.tasks, arguments.seconds, arguments.rounds = arguments.tasks or 2_000, 0.3, 1
         arguments.soak = None if arguments.soak is None else min(arguments.soak, 0.1)
     found: Json = {
-        "command": "python benchmarks/serving.py --model MODEL" + _told(arguments),
+        "command": "python -m benchmarks.serving.load --model MODEL" + _told(arguments),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": f"{os.cpu_count()} cores, {_memory_gib():.0f} GiB, {platform.machine()}, client on the same cores",
         "load_average": round(os.getloadavg()[0], 2),

@@ -1,7 +1,7 @@
 """Times the closed loop against the size of the cell: 100, 1,000 and 10,000 machines, each with its tasks.
 
-    python benchmarks/closed_loop.py --work WORK                    # a synthetic cell of 100 machines, some minutes
-    python benchmarks/closed_loop.py --dataset DATASET              # an ingested one with features
+    python -m benchmarks.speed.closed_loop --work WORK            # a synthetic cell of 100 machines, some minutes
+    python -m benchmarks.speed.closed_loop --dataset DATASET      # an ingested one with features
 
 The cell of the dataset is taken several times over: its machines as often as its tasks, all copies on one scheduler,
 which sees them as one cell. Smaller ones are some of the machines with as large a share of the collections.
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int, nargs="*", default=[100, 1_000, 10_000])
     parser.add_argument("--task-slots", type=float, default=1.5e8, help="most task-slots of one cell, roughly")
     parser.add_argument("--margin", choices=MARGIN_NAMES, default="medium")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "closed-loop.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "closed-loop.json")
     arguments = parser.parse_args()
     path = arguments.dataset or synthetic(arguments.work, arguments.days)
     dataset = Dataset.open(path)
@@ -90,7 +90,7 @@ def main() -> None:
 
 def command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
     """Return the command of the benchmark: options other than the defaults, paths named as the options."""
-    said = ["python benchmarks/closed_loop.py"]
+    said = ["python -m benchmarks.speed.closed_loop"]
     for name, value in vars(arguments).items():
         if value != parser.get_default(name):
             values = value if isinstance(value, list) else [value]

@@ -1,7 +1,7 @@
 """Times the next window of every task of a large cell, for every estimator that needs no model, and weighs its state.
 
-    python benchmarks/estimators.py                       # 250,000 tasks, two threads, some minutes
-    python benchmarks/estimators.py --tasks 20000 --only vpa krr
+    python -m benchmarks.speed.estimators                       # 250,000 tasks, two threads, some minutes
+    python -m benchmarks.speed.estimators --tasks 20000 --only vpa krr
 
 Each estimator first takes 48 windows of every task, then the next ones, each a call with one window of every task: in
 the order of the tasks, as a service has them whose tasks come again in the same order, and shuffled, the worst there
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=TASKS)
     parser.add_argument("--only", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS), metavar="ESTIMATOR")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "estimators.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "estimators.json")
     arguments = parser.parse_args()
     in_order, shuffled = np.arange(arguments.tasks), np.random.default_rng(0).permutation(arguments.tasks)
     ticks = [_windows(arguments.tasks, tick) for tick in range(WARM, WARM + 2 * TICKS)]
@@ -62,7 +62,7 @@ def main() -> None:
         lines.append(line)
         print(*(f"{key} {value}" for key, value in line.items() if not isinstance(value, list)), flush=True)
     content = {
-        "command": "python benchmarks/estimators.py"
+        "command": "python -m benchmarks.speed.estimators"
         + f" --tasks {arguments.tasks}" * (arguments.tasks != TASKS)
         + f" --only {' '.join(arguments.only)}" * (arguments.only != list(ESTIMATORS)),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

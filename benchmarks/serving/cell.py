@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-from serving_http import ARROW, request
 
+from benchmarks.serving.callers import ARROW, request
 from reclaim.data import schema as s
 from reclaim.serving.wire.arrow import write_table
 

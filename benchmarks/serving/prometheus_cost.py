@@ -3,7 +3,7 @@
     reclaim synth cluster --format openmetrics --machines 6 --days 14 --tasks-per-machine 8
     for day in cluster/*.om; do promtool tsdb create-blocks-from openmetrics $day data; done
     prometheus --storage.tsdb.path=data --storage.tsdb.retention.time=10y --web.listen-address=127.0.0.1:9090 &
-    python benchmarks/prometheus_cost.py --url http://127.0.0.1:9090 --pid $! --end 2026-11-02
+    python -m benchmarks.serving.prometheus_cost --url http://127.0.0.1:9090 --pid $! --end 2026-11-02
 
 Next to it stand the four queries that KRR's simple strategy asks for each container of each workload (robusta-dev/krr,
 `robusta_krr/core/integrations/prometheus/metrics`), over the same days, of the same server, in one run. Each way reads
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=14.0)
     parser.add_argument("--end", required=True, help="of the history, as in `reclaim fetch prometheus`")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "prometheus-cost.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "prometheus-cost.json")
     arguments = parser.parse_args()
     access = Access(arguments.url)
     config = HistoryConfig(access, days=arguments.days, end=arguments.end)
@@ -70,7 +70,7 @@ def main() -> None:
         stored = sum(path.stat().st_size for path in pieces)
         every = sum(len(row.value) for path in pieces for rows_ in read_piece(path).values() for row in rows_)
     result = {
-        "command": f"python benchmarks/prometheus_cost.py --url URL --pid PID --days {arguments.days:g} "
+        "command": f"python -m benchmarks.serving.prometheus_cost --url URL --pid PID --days {arguments.days:g} "
         f"--end {arguments.end} --repeat {arguments.repeat}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}", "days": arguments.days, "containers": containers,
         "samples_of_usage": samples, "samples": every, "bytes_stored": stored, "krr_queries": len(asked),

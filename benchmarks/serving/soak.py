@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from serving_cell import MadeUpCell, bulk, one_task, one_window
-from serving_http import OK, Caller, Calls, keep_calling, one_after_another
-from serving_servers import Server, reclaim_server
 
+from benchmarks.serving.callers import OK, Caller, Calls, keep_calling, one_after_another
+from benchmarks.serving.cell import MadeUpCell, bulk, one_task, one_window
+from benchmarks.serving.servers import Server, reclaim_server
 from reclaim.data.core.style import INK, STYLE, USAGE_COLOUR
 
 Json = dict[str, Any]

@@ -1,7 +1,7 @@
 """Times ingest against its floor and against hand-written conversion, and shows that its memory does not grow.
 
-    python benchmarks/ingest.py                       # about 2 million windows, then ten times as many; some 20 minutes
-    python benchmarks/ingest.py --skip-large --rounds 5 --work /tmp/bench
+    python -m benchmarks.speed.ingest            # about 2 million windows, then ten times as many; some 20 minutes
+    python -m benchmarks.speed.ingest --skip-large --rounds 5 --work /tmp/bench
 
 Contenders, each a process of its own, in turn, round after round, on one synthetic cell in the Google v3 layout whose
 usage is a single file:
@@ -31,8 +31,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from processes import time_command, watch_command
-
+from benchmarks.speed.processes import time_command, watch_command
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.traces.google_v3 import USAGE
 
@@ -61,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--skip-large", action="store_true")
     parser.add_argument("--work", type=Path, help="Folder for the cells, kept and used again.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ingest.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "ingest.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
@@ -98,7 +97,7 @@ def main() -> None:
             results.append(_line("ingest, large", large, [(seconds, 0.0)], peak))
         _remove(work / "dataset", work / "by-hand.parquet")
     content = {
-        "command": "python benchmarks/ingest.py " + " ".join(
+        "command": "python -m benchmarks.speed.ingest " + " ".join(
             f"--{key.replace('_', '-')} {value:g}" for key, value in vars(arguments).items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         ) + " --skip-large" * arguments.skip_large,

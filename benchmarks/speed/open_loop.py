@@ -1,9 +1,9 @@
 """Times the open loop on cells of growing size: folds, the oracle, a margin replayed, every margin at once, machines.
 
-    python benchmarks/open_loop.py                              # up to 10,000 machines, some minutes, 10 GB
-    python benchmarks/open_loop.py --machines 100 1000 --only borg percentile
-    python benchmarks/open_loop.py --bundle FOLDER              # and a learned estimator's scores from stored features
-    python benchmarks/open_loop.py --jobs --machines 100 1000   # the price search and a sweep, here and as jobs
+    python -m benchmarks.speed.open_loop                         # up to 10,000 machines, some minutes, 10 GB
+    python -m benchmarks.speed.open_loop --machines 100 1000 --only borg percentile
+    python -m benchmarks.speed.open_loop --bundle FOLDER         # and a learned estimator's scores from stored features
+    python -m benchmarks.speed.open_loop --jobs --machines 100 1000   # the price search and a sweep, here and as jobs
 
 A cell of 100 machines with 15 tasks each is drawn, eight hours of five-minute windows, and repeated under other
 names. Demand wanders by 20 % from window to window around a level of each task's own, and jumps to four times that in
@@ -100,7 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if uneven := [n for n in arguments.machines if n < MACHINES_MADE or n % MACHINES_MADE]:
         parser.error(f"--machines: expected multiples of {MACHINES_MADE}, got {', '.join(map(str, uneven))}")
-    results = Path(__file__).parent / "results"
+    results = Path(__file__).parents[1] / "results"
     arguments.out = arguments.out or results / ("open-loop-jobs.json" if arguments.jobs else "open-loop.json")
     made = _made_up()
     sizes: list[dict[str, object]] = []
@@ -133,7 +133,7 @@ def _options(arguments: argparse.Namespace) -> str:
 
 def _write(out: Path, options: str, content: dict[str, object]) -> None:
     about: dict[str, object] = {
-        "command": f"python benchmarks/open_loop.py {options}".strip(),
+        "command": f"python -m benchmarks.speed.open_loop {options}".strip(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,6 +1,6 @@
 """Finds which features carry the network's forecast one hour ahead, by permutation, one at a time and in groups.
 
-    python benchmarks/importance.py DATASET [DATASET ...]
+    python -m benchmarks.choices.importance DATASET [DATASET ...]
 
 A network is fitted on training rows. Then, among validation rows, a feature's values are permuted, and the CRPS of its
 curves rises by as much as the forecast rested on it: importance is the rise over the loss, the mean of the repeats. A
@@ -69,11 +69,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000, help="Validation rows that are dealt.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "importance.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "importance.json")
     arguments = parser.parse_args()
     results = [_measure(path, arguments.rows, arguments.repeats, arguments.seed) for path in arguments.datasets]
     content = {
-        "command": f"python benchmarks/importance.py {' '.join(path.name for path in arguments.datasets)} "
+        "command": f"python -m benchmarks.choices.importance {' '.join(path.name for path in arguments.datasets)} "
         f"--rows {arguments.rows} --repeats {arguments.repeats} --seed {arguments.seed}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),

@@ -1,6 +1,6 @@
 """Measures how far up the tail of curves should be tempered (`training/models/beyond.py`), on validation rows alone.
 
-    python -m benchmarks.tails DATASET ... --horizon 3600        # with their features built
+    python -m benchmarks.choices.tails DATASET ... --horizon 3600        # with their features built
 
 One network per dataset, fitted to training rows and stopped on validation rows. On these one price in hindsight keeps
 each budget; what is reclaimed at it is compared between the bare network and tails of several heights. No row of a test

@@ -1,7 +1,7 @@
 """Compares the log-loss of trees with the features of related tasks and without, on validation rows, 1 hour ahead.
 
     reclaim features DATASET --set related=true
-    python benchmarks/related.py DATASET [DATASET ...]
+    python -m benchmarks.choices.related DATASET [DATASET ...]
 
 The interval of its rise without them is a bootstrap over tasks. Test rows are not read.
 """

@@ -1,7 +1,7 @@
 """Times each stage on the device at hand, of a synthetic cell or of a dataset, and writes figures, device and versions.
 
-    python benchmarks/stages.py --machines 30 --days 4                     # CPU, or CUDA where there is one
-    python benchmarks/stages.py --device cuda --dataset DATASET --epochs 10 --out benchmarks/results/stages-cuda.json
+    python -m benchmarks.speed.stages --machines 30 --days 4                # CPU, or CUDA where there is one
+    python -m benchmarks.speed.stages --device cuda --dataset DATASET --epochs 10 --out stages-cuda.json
 
 On CUDA the fit is timed in several ways, with the validation loss of each: steps recorded or one by one, in bfloat16,
 compiled by torch, with large batches. A dataset stands in for the synthetic cell; features that it has are not made
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of the served path")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "stages.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "stages.json")
     arguments = parser.parse_args()
     fit = replace(FitConfig(), epochs=arguments.epochs, device=arguments.device)
     rows: list[dict[str, object]] = []
@@ -253,7 +253,7 @@ def main() -> None:
             seconds = score_on_device(forecaster, x, device, bfloat16=bfloat16)
             note(f"forecast in one pass on {device}" + ", bfloat16" * bfloat16, "tasks", TASKS, seconds)
     content = {
-        "command": "python benchmarks/stages.py "
+        "command": "python -m benchmarks.speed.stages "
         + (f"--machines {arguments.machines} --days {arguments.days:g}" if arguments.dataset is None
            else f"--dataset {arguments.dataset.name}")
         + f" --epochs {arguments.epochs} --device {arguments.device} --threads {arguments.threads}",

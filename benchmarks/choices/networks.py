@@ -1,6 +1,6 @@
 """Compares settings of the network by what they reclaim of validation rows at each budget, next to their loss.
 
-    python -m benchmarks.networks DATASET ... --way "" --way "fit.width=128 fit.depth=2" --seeds 1 2 --out FILE
+    python -m benchmarks.choices.networks DATASET ... --way "" --way "fit.width=128 fit.depth=2" --seeds 1 2 --out FILE
 
 Each way is `reclaim train`'s settings with some of them changed. One network per dataset, way and seed is fitted to
 training rows and stopped on validation rows. On these one price in hindsight keeps each budget; what is reclaimed at it

@@ -1,6 +1,6 @@
 """Takes cells of growing size through every stage, each a command of its own, and writes time, memory and disk.
 
-    python benchmarks/sizes.py --work WORK --cells 30x12 300x12 1000x62-parquet
+    python -m benchmarks.speed.sizes --work WORK --cells 30x12 300x12 1000x62-parquet
 
 A cell is MACHINESxDAYS, synthetic, in JSON or, with ``-parquet``, as BigQuery exports the same tables. Memory is the
 largest resident set of the command's process; disk is what the stage leaves behind. A stage that is there is not run
@@ -25,9 +25,9 @@ from typing import Any
 
 from reclaim.data.dataset import Dataset
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 CHEAP = "estimators=['borg', 'limit']"
-"""Rivals of the replay: the share of each in its time is measured by ``benchmarks/estimators.py``."""
+"""Rivals of the replay: the share of each in its time is measured by ``benchmarks/speed/estimators.py``."""
 
 
 def stages(machines: str, days: str, form: str, work: Path) -> dict[str, tuple[list[str], Path]]:
@@ -67,7 +67,7 @@ def bytes_of(path: Path) -> int:
 def write(path: Path, cells: list[dict[str, Any]]) -> None:
     """Write the table of the cells that are done."""
     content = {
-        "command": f"python benchmarks/sizes.py --work WORK --cells {' '.join(cell['cell'] for cell in cells)}",
+        "command": f"python -m benchmarks.speed.sizes --work WORK --cells {' '.join(cell['cell'] for cell in cells)}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "nature": "synthetic",
         "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",

@@ -1,7 +1,7 @@
 """Measures how long a learned model takes to answer: one task, and a whole cell at once.
 
-    python benchmarks/scoring.py BUNDLE --tasks 250000 --threads 2
-    python benchmarks/scoring.py training/builtin --beside BUNDLE --out benchmarks/results/scoring.json
+    python -m benchmarks.speed.scoring BUNDLE --tasks 250000 --threads 2
+    python -m benchmarks.speed.scoring training/builtin --beside BUNDLE --out benchmarks/results/scoring.json
 
 Drawn tasks stand in for a cell's: the time does not depend on what they did. The best of several tries counts, in
 seconds of the clock and of the CPU (all threads). Two models take turns, try by try, so that other work on the machine
@@ -118,8 +118,8 @@ def main() -> None:
     print(json.dumps(lines[-1]), flush=True)
     if asked.out is not None:
         results = {
-            "command": f"python benchmarks/scoring.py {asked.bundle.name}" + " --beside MODEL" * (len(bundles) > 1)
-            + f" --tasks {asked.tasks} --threads {asked.threads}",
+            "command": f"python -m benchmarks.speed.scoring {asked.bundle.name}"
+            + " --beside MODEL" * (len(bundles) > 1) + f" --tasks {asked.tasks} --threads {asked.threads}",
             "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": tracking.git_commit(), "threads": asked.threads,
             "models": [bundle.kind for bundle in bundles], "lines": lines,
         }  # fmt: skip

@@ -5,7 +5,7 @@
     prometheus --storage.tsdb.path=data --storage.tsdb.retention.time=10y --web.listen-address=127.0.0.1:9090 &
     reclaim fetch prometheus history --url http://127.0.0.1:9090 --days 0.17 --end 2026-11-01T22:00
     reclaim serve --in-memory --model builtin &
-    python -m benchmarks.prometheus_feed history --url http://127.0.0.1:9090 --pid PID
+    python -m benchmarks.serving.prometheus_feed history --url http://127.0.0.1:9090 --pid PID
 
 The server must run on this machine, for its CPU time is read from /proc, and have samples after the history's end. The
 history is fed first, then the slots that follow are read, folded, sent, and answered for the whole cell, one by one.
@@ -22,7 +22,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.prometheus_cost import cpu_ms
+from benchmarks.serving.prometheus_cost import cpu_ms
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.client import Client as Server
 from reclaim.data.fetch.prometheus.live import LiveReader
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--pid", type=int, required=True)
     parser.add_argument("--service", default="http://127.0.0.1:3000")
     parser.add_argument("--slots", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "prometheus-feed.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "prometheus-feed.json")
     arguments = parser.parse_args()
     access, history = Access(arguments.url), History.open(arguments.history)
     rows: list[dict[str, float]] = []
@@ -80,7 +80,8 @@ def main() -> None:
         assert again_s == at_s  # the last slot is folded again
         kept = (Path(name) / FOLD).stat().st_size
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    result = {"command": f"python -m benchmarks.prometheus_feed HISTORY --url URL --pid PID --slots {arguments.slots}",
+    command = "python -m benchmarks.serving.prometheus_feed HISTORY --url URL --pid PID"
+    result = {"command": f"{command} --slots {arguments.slots}",
               "date": f"{datetime.now(UTC):%Y-%m-%d}", "slots": arguments.slots, "statistic": "median of the slots",
               "history_windows": fed, "history_s": fed_s, "start_s": again_took_s, "kept_bytes": kept,
               **medians}  # fmt: skip

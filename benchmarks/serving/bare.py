@@ -1,6 +1,6 @@
 """Serves the same model in a plain FastAPI route, the reference of the serving benchmark.
 
-    python benchmarks/serving_bare.py --model reclaim@champion --port 3001
+    python -m benchmarks.serving.bare --model reclaim@champion --port 3001
 
 No state, no limits, no token, no metrics, no log; the same bodies in and out as `POST /v1/reservations`, as JSON.
 """

@@ -1,6 +1,6 @@
 """Kills the service under load and damages its files, and counts lost windows and wrong answers.
 
-    python -m benchmarks.survival --model FOLDER --out benchmarks/results/survival.json
+    python -m benchmarks.serving.survival --model FOLDER --out benchmarks/results/survival.json
 
 Four clients send an invented cell to a real `reclaim serve`, slot by slot, and all its processes are killed by
 SIGKILL at random moments, some of them while it starts again. After each restart every window that it acknowledged is
@@ -53,13 +53,13 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of a bundle")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--damages", type=int, default=40, help="of each kind")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "survival.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "survival.json")
     arguments = parser.parse_args()
     model = find_model(arguments.model).folder
     bundle = load_bundle(model)
     began = time.monotonic()
     content = {
-        "command": f"python -m benchmarks.survival --model FOLDER --kills {arguments.kills} "
+        "command": f"python -m benchmarks.serving.survival --model FOLDER --kills {arguments.kills} "
         f"--damages {arguments.damages}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",

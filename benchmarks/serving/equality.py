@@ -1,6 +1,6 @@
 """Feeds datasets to the live features slot by slot, and counts the rows equal to those of the batch, to the bit.
 
-    python benchmarks/equality.py DATASET ...
+    python -m benchmarks.serving.equality DATASET ...
 
 Their features were built by `reclaim features DATASET`.
 """
@@ -28,14 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="+", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "equality.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "equality.json")
     arguments = parser.parse_args()
     lines = []
     for path in arguments.datasets:
         lines.append(compare(path, arguments.threads))
         print("  ".join(f"{key} {value}" for key, value in lines[-1].items()), flush=True)
     content = {
-        "command": "python benchmarks/equality.py " + " ".join(path.name for path in arguments.datasets),
+        "command": "python -m benchmarks.serving.equality " + " ".join(path.name for path in arguments.datasets),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "pipeline": PIPELINE_VERSION,
         "datasets": lines,

@@ -1,7 +1,7 @@
 """Times a command of `reclaim` in two checkouts in turn, and prints user CPU of the second over the first.
 
-    python benchmarks/two_trees.py ../before . --fresh 'out-{tree}' -- ingest cell 'out-{tree}'
-    python benchmarks/two_trees.py ../before . --fresh 'set-{tree}/features' -- features 'set-{tree}'
+    python -m benchmarks.speed.two_trees ../before . --fresh 'out-{tree}' -- ingest cell 'out-{tree}'
+    python -m benchmarks.speed.two_trees ../before . --fresh 'set-{tree}/features' -- features 'set-{tree}'
 
 `{tree}` becomes `0` for the first checkout and `1` for the second, so that each keeps its own dataset. The first pair
 of runs compiles and is left out. Order alternates; user CPU, children included, differs less than elapsed time where a

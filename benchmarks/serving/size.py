@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from serving_cell import MadeUpCell, bulk
-from serving_http import ARROW, OK, Caller, request
-from serving_servers import MIB, Server, reclaim_server
 
+from benchmarks.serving.callers import ARROW, OK, Caller, request
+from benchmarks.serving.cell import MadeUpCell, bulk
+from benchmarks.serving.servers import MIB, Server, reclaim_server
 from reclaim.data.core.parallel import THREADS
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker

@@ -1,6 +1,6 @@
 """Attacks a real service on loopback in many ways, and counts its answers: none may be a fault of it.
 
-    python -m benchmarks.attack --model FOLDER
+    python -m benchmarks.serving.attack --model FOLDER
 
 Every attack is drawn from ``--seed``. A write that was acknowledged before or during an attack must be there after it.
 """
@@ -26,7 +26,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
-from benchmarks.survival import damaged, killed
+from benchmarks.serving.survival import damaged, killed
 from reclaim.serving.models.loader import find_model
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.training.bundle import load_bundle
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--damages", type=int, default=4, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "attack.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "attack.json")
     arguments = parser.parse_args()
     model = find_model(arguments.model).folder
     bundle = load_bundle(model)
@@ -276,7 +276,7 @@ def main() -> None:
             code = server.stop()
             tracebacks = server.log.read_text(errors="replace").count("Traceback")
     content = {
-        "command": "python -m benchmarks.attack --model FOLDER",
+        "command": "python -m benchmarks.serving.attack --model FOLDER",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
         "versions": {name: version(name) for name in ("reclaim", "bentoml", "uvicorn", "h11", "pyarrow", "numpy")},

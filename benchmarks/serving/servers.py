@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from serving_http import HOST, OK
+
+from benchmarks.serving.callers import HOST, OK
 
 _START_S = 180
 _STOP_S = 60
@@ -108,7 +109,7 @@ def reclaim_server(model: str, folder: Path, **settings: str) -> Iterator[Server
 def bare_server(model: str, folder: Path) -> Iterator[Server]:
     """Start the plain FastAPI route; the caller waits for it."""
     port = free_port()
-    command = [sys.executable, str(Path(__file__).with_name("serving_bare.py")), "--model", model, "--port", str(port)]
+    command = [sys.executable, "-m", "benchmarks.serving.bare", "--model", model, "--port", str(port)]
     with _running(command, port, folder / "bare.log", os.environ | {"OMP_NUM_THREADS": "1"}) as server:
         yield server
 

@@ -1,0 +1,1 @@
+"""Comparisons on validation rows, by which settings and features are chosen."""

@@ -1,0 +1,1 @@
+"""Time and memory of the stages, next to other tools or to a commit of before."""
