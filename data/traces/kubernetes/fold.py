@@ -274,10 +274,11 @@ class Fold:
         return task
 
     def _place(self, task: Task, series: list[RawSeries]) -> None:
-        """Add the nodes of a task's series, each from its first sample on: by its label, else that of its pod."""
+        """Add the nodes of a task's series, each from its first sample on: by its label, else that of its pod then."""
         for one in sorted(series, key=lambda one: (int(one.time_ms[0]), int(one.time_ms[-1]))):
             pod = self._owners.pods.get(task.key[:3], Facts())
-            node = self._dialect.named(one.named, "node") or pod.node or one.named.get("instance", "")
+            node = self._dialect.named(one.named, "node") or pod.node_at(int(one.time_ms[-1]))
+            node = node or one.named.get("instance", "")
             place = _machine(task.key.cluster, node)
             if place and (not task.places or task.places[-1][1] != place):
                 task.places.append((int(one.time_ms[0]) * 1000, place))
