@@ -107,7 +107,8 @@ def in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, poli
         "floor": f"the least request; {basis} is below it",
         "limit": f"the limit; {basis} is above it",
         "out of memory": f"a task ended out of memory: {config.oom_bump:.3g} times the memory at which it did"
-        + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else ""),
+        + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else "")
+        + ("" if np.isnan(policy.largest_memory) else ", no more than the largest machine has"),
         "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
         "unknown": f"kept: no answer yet, or less than {config.history_days:g} days of history for a lower request",
         "autoscaler": "kept: a horizontal autoscaler scales on it",
