@@ -127,11 +127,34 @@ def test_a_token_is_read_again_when_it_is_refused_and_only_once(tmp_path: Path) 
 
 def test_a_redirection_is_named_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
-    with serving(lambda *_: ok(1)) as (other, came), serving(lambda *_: (302, {"Location": other}, b"")) as (url, _):
+    with (
+        serving(lambda *_: ok(1)) as (other, came),
+        serving(lambda path, *_: (302, {"Location": other + path}, b"")) as (url, _),
+    ):
         redirected = pytest.raises(RefusedError, match=f"redirects to {other}; pass that as --url")
         with Client(Access(url, token_file=tmp_path / "token")) as client, redirected:
             client.json("/api/v1/query", {})
         assert came == []
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("https://prometheus.example/api/v1/query", "redirects to https://prometheus.example; pass that as --url"),
+        ("/prom/api/v1/query", "redirects to http://127.0.0.1:[0-9]+/prom; pass that as --url"),
+        (
+            "https://sso.example/start?rd=/api/v1/query",
+            "start.rd=/api/v1/query, which is not the API, but may be a login",
+        ),
+    ],
+)
+def test_a_redirection_is_answered_with_the_address_to_pass_or_as_a_login(location: str, message: str) -> None:
+    with (
+        serving(lambda *_: (301, {"Location": location}, b"")) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(RefusedError, match=message),
+    ):
+        client.json("/api/v1/query", {})
 
 
 @pytest.mark.parametrize(
@@ -201,6 +224,23 @@ def test_failures_that_pass_are_tried_again_and_the_others_are_not() -> None:
         with pytest.raises(TraceError, match=f"given up after {client_module.TRIES} tries"):
             client.json("/api/v1/query", {})
         assert len(came) == client_module.TRIES
+
+
+def test_a_server_is_waited_for_as_long_as_it_asks_and_named_by_status_and_title(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.client.time.sleep", pauses.append)
+    page = b"<html>\r\n<head><title>429 Too Many Requests</title></head>\r\n"
+    asked = ["7", "9999", "Fri, 27 Nov 2026 08:00:00 GMT", ""]  # seconds, too many, a date, and none
+
+    def respond(_: str, __: dict[str, str], number: int) -> Answer:
+        return (429, {"Retry-After": asked[number - 1]}, page) if number <= len(asked) else ok(7)
+
+    with serving(respond) as (url, _), Client(Access(url, pause_s=0.5)) as client:
+        assert client.json("/api/v1/query", {}) == 7
+    assert pauses == [7, 120, 2, 4]
+    assert "HTTP 429: 429 Too Many Requests; trying again in 7 s" in caplog.text
 
 
 def test_a_server_that_has_not_started_yet_is_waited_for() -> None:
