@@ -77,12 +77,19 @@ def amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, f
 
 
 def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return, per resource, sums over the tasks that ran last, and the number of requests to change."""
+    """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
+
+    ``first`` is what the workloads would request that request nothing now, ``firsts`` in number.
+    """
     found: dict[str, dict[str, Any]] = {}
     for resource in RESOURCES:
         known = [
             (line["tasks"], line[resource]) for line in lines
             if line[resource]["request"] is not None and line[resource]["recommended"] is not None
+        ]  # fmt: skip
+        first = [
+            line["tasks"] * line[resource]["recommended"] for line in lines
+            if line[resource]["request"] is None and line[resource]["recommended"] is not None
         ]  # fmt: skip
         requested = sum(n * one["request"] for n, one in known)
         reclaimable = sum(n * one["reclaimable"] for n, one in known)
@@ -91,6 +98,7 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "share": reclaimable / requested if requested else None,
             "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
             "raises": sum(one["reclaimable"] < 0 for _, one in known),
+            "first": sum(first), "firsts": len(first),
         }  # fmt: skip
     return found
 

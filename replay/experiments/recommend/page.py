@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from reclaim.data.core.prose import duration, interval, percent
+from reclaim.data.core.prose import duration, interval, number, percent
 from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.replay.experiment import Column, Results, Run, judged
@@ -60,8 +60,11 @@ def verdict_of(results: Results, resource: str) -> str:
 
 
 def findings(results: Results) -> list[str]:
-    """Return what is to be known before requests are set: verdicts of the back-test, its length, requests held back."""
-    found = []
+    """Return what is to be known before requests are set.
+
+    Sums of the requests, verdicts of the back-test, its length, requests held back, and pods that leave their class.
+    """
+    found = [_sums(results, r) for r in judged(results)]
     for r in judged(results):
         rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)
         said = {
@@ -80,7 +83,33 @@ def findings(results: Results) -> list[str]:
         found.append(
             "no workload has more than one day of back-test, and so none an interval: a longer history says more"
         )
+    if leave := sum(_leaves_guaranteed(line) for line in results["workloads"]) if results["kubernetes"] else 0:
+        found.append(
+            f"Guaranteed: {leave} of the workloads that request both limits would request less; such pods become "
+            "Burstable, without cores of their own, and are evicted sooner"
+        )
     return found
+
+
+def _sums(results: Results, resource: str) -> str:
+    """Return what the tasks that run request together, now and as recommended."""
+    of, words = results["totals"][resource], f" {unit(results, resource)}".rstrip()
+    now, then, first = (
+        number(_amount(results, resource, amount))
+        for amount in (of["requested"], of["requested"] - of["reclaimable"], of["first"])
+    )
+    line = f"{RESOURCE_TITLES[resource]}: requests of {now}{words} in all become {then}"
+    if of["firsts"]:
+        line += f", and first requests of {of['firsts']} workload{'s' * (of['firsts'] != 1)} add {first}"
+    return line
+
+
+def _leaves_guaranteed(line: Mapping[str, Any]) -> bool:
+    """Return whether a workload requests both its limits, and is to request less of one."""
+    both = [(line[r]["request"], line[r]["limit"], line[r]["recommended"]) for r in RESOURCE_WORDS]
+    if any(limit is None or request != limit for request, limit, _ in both):
+        return False
+    return any(recommended is not None and recommended < limit for _, limit, recommended in both)
 
 
 def unit(results: Results, resource: str) -> str:

@@ -18,7 +18,9 @@ import yaml
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.features.build import build_features
+from reclaim.replay.experiments.recommend.lines import totals
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.replay.experiments.recommend.page import findings
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
@@ -151,6 +153,25 @@ def test_a_recorded_kill_raises_the_request_above_the_limit_and_no_other_end_doe
     assert line["cpu"]["picture"]["killed"] == []
     # killed at 2 GiB: 1.2 times are 2457.6 MiB, up to a whole one 2458
     assert (line["memory"]["recommended"], line["memory"]["rule"]) == (2458 * MIB, "out of memory")
+
+
+def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(report: ReplayReport) -> None:
+    def line(request: float | None, limit: float, recommended: float) -> dict[str, Any]:
+        of: dict[str, Any] = {**report.results["workloads"][0], "tasks": 2}
+        saved = None if request is None else request - recommended
+        for r, unit in (("cpu", 1.0), ("memory", GIB)):
+            found = {"request": request, "limit": limit, "recommended": recommended, "reclaimable": saved}
+            of[r] = {**of[r], **{name: amount and amount * unit for name, amount in found.items()}}
+        return of
+
+    # the second is killed at its limit and raised with it, and stays of its class; the last requests nothing now
+    lines: list[dict[str, Any]] = [line(4.0, 4.0, 1.5), line(2.0, 2.0, 2.5), line(1.0, 2.0, 0.5), line(None, 2.0, 0.25)]
+    said = findings({**report.results, "workloads": lines, "totals": totals(lines)})
+    # 2 · (4 + 2 + 1) = 14, 2 · (1.5 + 2.5 + 0.5) = 9, 2 · 0.25 = 0.5
+    assert said[0] == "CPU: requests of 14 cores in all become 9, and first requests of 1 workload add 0.5"
+    assert said[1] == "Memory: requests of 14,336 MiB in all become 9,216, and first requests of 1 workload add 512"
+    assert said[-1].startswith("Guaranteed: 1 of the workloads that request both limits would request less")
+    assert not any("Guaranteed" in one or "first requests" in one for one in findings(report.results))
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
