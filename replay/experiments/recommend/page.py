@@ -16,6 +16,8 @@ from reclaim.replay.open_loop.paired import EXCEEDS, NOISE, UNKNOWN
 
 WITHIN: Final = "within the budget"
 _MIB: Final = 2.0**20
+_MOST_BY_MEAN: Final = 0.1
+"""Share of windows without a percentile or a maximum up to which nothing is said: the first and last have few."""
 _NAME: Final = 30
 """Characters of a workload's name on a console of 80 columns; the end is what tells names apart."""
 _CONSOLE_ROWS: Final = 12
@@ -62,9 +64,16 @@ def verdict_of(results: Results, resource: str) -> str:
 def findings(results: Results) -> list[str]:
     """Return what is to be known before requests are set.
 
-    Sums of the requests, verdicts of the back-test, its length, requests held back, and pods that leave their class.
+    Sums of the requests, windows of means, verdicts of the back-test, its length, requests held back, and pods that
+    leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
+    for r in judged(results):
+        if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:
+            found.append(
+                f"{RESOURCE_TITLES[r]}: of {percent(by_mean, 0)} of the windows only the mean is known, so requests "
+                "and violations are lower bounds" + "; a scrape every minute shows more" * results["kubernetes"]
+            )
     for r in judged(results):
         rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)
         said = {

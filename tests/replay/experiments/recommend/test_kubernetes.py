@@ -174,6 +174,17 @@ def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(r
     assert not any("Guaranteed" in one or "first requests" in one for one in findings(report.results))
 
 
+def test_requests_that_rest_on_means_are_said_to_be_lower_bounds(report: ReplayReport) -> None:
+    def said(by_mean: float) -> list[str]:
+        dataset = {**report.results["dataset"], "measured_by_mean": {"cpu": by_mean, "memory": 0.0}}
+        return [one for one in findings({**report.results, "dataset": dataset}) if "lower bounds" in one]
+
+    assert said(0.05) == []
+    (line,) = said(0.97)
+    assert line.startswith("CPU: of 97 % of the windows only the mean is known")
+    assert line.endswith("a scrape every minute shows more")
+
+
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
 def test_kustomize_takes_the_patches_of_every_workload(report: ReplayReport, tmp_path: Path) -> None:
     written = write_patches(report.results, tmp_path / "patches")
