@@ -38,6 +38,7 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         f"back-test: the request of each workload set at the beginning of the test part and every {days} after, from "
         "what was known then, and judged until it was set again. Tasks that began later have the same request. "
         "Where an autoscaler keeps the request, the violations of a workload are in its own line and in no total.",
+        "as requested": "The same share under the requests that the tasks had then.",
         "set once": "The same back-test with the request of the first time kept to the end of the test part.",
         "reclaimable": "Request less recommended request: in the files for programs of one task, in tables and totals "
         "of the tasks that run at the end of the history; of a workload that is not running, those that ran last.",

@@ -175,7 +175,9 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         PRESENT: judged[TEST].sums(judged[TEST].request, judged[TEST].workload, judged[TEST].n_workloads),
         ORACLE: judged[TEST].by_workload(most),
     }
-    of_workloads = of_each_workload(Judged.of(rows, decisions, TEST, cuts_us[1]), chosen, bootstrap)
+    every = Judged.of(rows, decisions, TEST, cuts_us[1])
+    of_workloads = of_each_workload(every, chosen, bootstrap)
+    as_requested, _ = shares(every.sums(every.request, every.workload, every.n_workloads))
     now = decisions.of(NOW)
     over = _far_over(of_workloads, config)[decisions.workload[now]]
     chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], over)
@@ -198,6 +200,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
                     "rule": RULES[rule[k, r]],
                     "words": in_words(winners[r], r, RULES[rule[k, r]], config, policy),
                     "violation": of_workloads[decisions.workload[k]][resource],
+                    "as_requested": number(as_requested[decisions.workload[k], r]),
                     "spread": number(facts.spread[i, r]),
                     "largest_task": number(facts.largest[i, r]),
                     "picture": pictures.of(int(decisions.workload[k]), r),

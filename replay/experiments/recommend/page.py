@@ -109,7 +109,7 @@ def _sums(results: Results, resource: str) -> str:
     )
     line = f"{RESOURCE_TITLES[resource]}: requests of {now}{words} in all become {then}"
     if of["firsts"]:
-        line += f", and first requests of {of['firsts']} workload{'s' * (of['firsts'] != 1)} add {first}"
+        line += f", and {of['firsts']} workload{'s' * (of['firsts'] != 1)} without a known request would add {first}"
     return line
 
 
@@ -205,17 +205,17 @@ def workload_table(results: Results, resource: str) -> Table:
         picture = svg_of(of["picture"], f"{line['name']}, {resource}")
         rows.append((-abs(reclaimable or 0.0), (
             name, picture, line["tasks"], request, recommended, of["change"], all_tasks, rate["value"],
-            interval(rate), of["rule"], limit, of["spread"], known, line["kind"], of["words"],
+            interval(rate), of["as_requested"], of["rule"], limit, of["spread"], known, line["kind"], of["words"],
         )))  # fmt: skip
     unit_of = f", {unit(results, resource)}" if unit(results, resource) else ""
     share = round(100 * results["inputs"]["config"]["confidence"])
     columns = (
         "workload", "two weeks", "tasks", f"request{unit_of}", f"recommended{unit_of}", "change",
-        f"reclaimable{unit_of}", "violation", f"{share} % interval", "rule", f"limit{unit_of}", "spread",
-        "out-of-memory ends" if resource == "memory" else "autoscaler", "kind", "in words",
+        f"reclaimable{unit_of}", "violation", f"{share} % interval", "as requested", "rule", f"limit{unit_of}",
+        "spread", "out-of-memory ends" if resource == "memory" else "autoscaler", "kind", "in words",
     )  # fmt: skip
     rows.sort(key=lambda one: one[0])
-    return Table(columns, tuple(row for _, row in rows), frozenset(("change", "violation"))).known()
+    return Table(columns, tuple(row for _, row in rows), frozenset(("change", "violation", "as requested"))).known()
 
 
 def estimator_table(results: Results, resource: str) -> Table:
