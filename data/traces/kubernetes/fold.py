@@ -61,6 +61,8 @@ class Task:
         End of its last window; 0 for none.
     ends_us : list of int
         Times of its ends, in the order in which they were found.
+    kills : int
+        Number of its ends out of memory.
     restarts : Said by uid
         Last samples, the largest value so far where there is a uid.
     told_at : float by uid
@@ -83,6 +85,7 @@ class Task:
     series: set[Labels] = field(default_factory=set)
     seen_us: int = 0
     ends_us: list[int] = field(default_factory=list)
+    kills: int = 0
     restarts: dict[str, Said] = field(default_factory=dict)
     told_at: dict[str, float] = field(default_factory=dict)
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
@@ -445,6 +448,7 @@ class Fold:
 
     def _end(self, task: Task, time_us: int, reason: str) -> dict[str, Any]:
         task.ends_us.append(time_us)
+        task.kills += reason == OOM_REASON
         kind = _ENDS.get(reason, s.EventType.FAIL)
         return _event(task, time_us, kind, oom=reason == OOM_REASON if reason else None, detail=reason or None)
 
