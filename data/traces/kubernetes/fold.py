@@ -69,6 +69,8 @@ class Task:
         Count of restarts at the last end that was told by the state `terminated`.
     request, enforced : Said by resource
         Last samples.
+    requested : float by resource
+        Request of its last window; NaN for none, as of one that was removed.
     listed : Said or None
         Last sample that lists the pod; None for none.
     places : list of (int, str)
@@ -90,6 +92,7 @@ class Task:
     told_at: dict[str, float] = field(default_factory=dict)
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
+    requested: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
     listed: Said | None = None
     places: list[tuple[int, str]] = field(default_factory=list)
 
@@ -198,6 +201,8 @@ class Fold:
                     said_here = while_said(AsOf(soon, amount.last) if soon else amount, listing, ends, begun_us)
                     if role == "limit":  # "0" is no limit in Kubernetes
                         said_here = np.where(said_here > 0, said_here, np.nan)
+                    else:
+                        task.requested[resource] = float(said_here[-1])
                     columns[column][rows] = said_here
                     known[resource] = amount.last
                 for place, there in places:
