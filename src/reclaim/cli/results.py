@@ -75,9 +75,31 @@ def of_history(report: HistoryReport, out: Path) -> Result:
         f"{out}: {start} to {end} UTC in {report.pieces} pieces, {report.fetched} of them new ({report.samples:,} "
         f"samples, {report.n_bytes / 1e6:,.1f} MB){unchanged(not report.fetched)}"
     ]
+    lines += _of_empty(report)
     if report.missing:
         lines.append(f"the server has no {', '.join(report.missing)}")
     return facts, lines
+
+
+def _of_empty(report: HistoryReport) -> list[str]:
+    """Return where a history has no usage: at its beginning, as a server keeps samples for some days, and within."""
+    if not report.empty_s:
+        return []
+    length_s = (report.end_s - report.start_s) // report.pieces
+    first_s = report.start_s
+    while first_s in report.empty_s:
+        first_s += length_s
+    lines = []
+    if first_s > report.start_s:
+        days = (report.end_s - first_s) / 86_400
+        lines.append(
+            f"no usage before {datetime.fromtimestamp(first_s, UTC):%Y-%m-%d %H:%M} UTC: {days:.4g} of "
+            f"{(report.end_s - report.start_s) / 86_400:.4g} days are there; the server may keep no more"
+        )
+    if within := [at for at in report.empty_s if at > first_s]:
+        at = datetime.fromtimestamp(within[0], UTC)
+        lines.append(f"no usage in {len(within)} of the pieces after that, the first of {at:%Y-%m-%d %H:%M} UTC")
+    return lines
 
 
 def of_ingest(report: IngestReport, dataset: Path) -> Result:

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reclaim.cli.app import app
+from reclaim.cli.results import of_history
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus import client as client_module
 from reclaim.data.fetch.prometheus import job, transports
@@ -392,6 +393,35 @@ def test_a_fetch_that_goes_on_says_what_the_whole_history_lacks(tmp_path: Path) 
         rest = fetch_history(config, out)
         assert (rest.fetched, rest.missing) == (1, whole)
         assert fetch_history(config, out).missing == whole
+
+
+def test_a_fetch_says_since_when_there_is_usage_and_where_it_is_missing(tmp_path: Path) -> None:
+    """Of five pieces the first two are older than what the server keeps, and in the fourth nothing was scraped."""
+    past_s = 1_793_577_600  # 2026-11-02
+    there = [range(past_s - 21_600, past_s - 14_400, 60), range(past_s - 7_200, past_s, 60)]
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        if "count" in headers["body"] or "vector" in headers["body"]:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        values = [[moment, "1"] for span in there for moment in span]
+        return ok({"resultType": "matrix", "result": [{"metric": {"pod": "a", "container": "b"}, "values": values}]})
+
+    with serving(respond) as (url, _):
+        config = HistoryConfig(Access(url), days=5 / 12, end="2026-11-02", transport="query")
+        for fetched in (5, 0):
+            report = fetch_history(config, tmp_path / "out")
+            assert report.fetched == fetched
+            assert report.empty_s == (past_s - 36_000, past_s - 28_800, past_s - 14_400)
+            lines = of_history(report, tmp_path / "out")[1]
+            assert lines[1:] == [
+                "no usage before 2026-11-01 18:00 UTC: 0.25 of 0.4167 days are there; the server may keep no more",
+                "no usage in 1 of the pieces after that, the first of 2026-11-01 20:00 UTC",
+            ]
+        there[:] = [range(past_s - 36_000, past_s, 60)]
+        whole = fetch_history(config, tmp_path / "whole")
+        assert (whole.empty_s, of_history(whole, tmp_path)[1][1:]) == ((), [])
 
 
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
