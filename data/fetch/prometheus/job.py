@@ -102,6 +102,8 @@ class HistoryReport:
         Of this run: samples, bytes written, requests, bytes of answers.
     transport : str
         Way of reading; empty where nothing was left to fetch.
+    namespace : str or None
+        Namespaces that it is of, as asked for.
     """
 
     start_s: int
@@ -113,6 +115,7 @@ class HistoryReport:
     requests: int = 0
     received: int = 0
     transport: str = ""
+    namespace: str | None = None
     plan: Plan | None = None
     empty_s: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()
@@ -149,7 +152,8 @@ def fetch_history(
         with Client(config.access) as client:
             found = plan(client, metrics_of(dialect, config), start_s, end_s, config.transport, _clusters(dialect))
             return HistoryReport(start_s, end_s, found.pieces, plan=found, requests=client.requests,
-                                 received=client.bytes, missing=_absent(found.missing))  # fmt: skip
+                                 received=client.bytes, namespace=config.namespace,
+                                 missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
         return _fetch(config, dialect, _begin(config, dialect, out), ledger, progress=progress, say=say)
 
@@ -226,7 +230,7 @@ def _fetch(
     start_s, end_s = history.range_s
     starts = list(history.starts_s())
     left = [k for k in starts if not piece_path(out, k).is_file()]
-    report = HistoryReport(start_s, end_s, len(starts))
+    report = HistoryReport(start_s, end_s, len(starts), namespace=config.namespace)
     metrics = metrics_of(dialect, config)
     if not left:
         return _with_lacks(report, metrics, history)

@@ -424,6 +424,28 @@ def test_a_fetch_says_since_when_there_is_usage_and_where_it_is_missing(tmp_path
         assert (whole.empty_s, of_history(whole, tmp_path)[1][1:]) == ((), [])
 
 
+@pytest.mark.parametrize(("namespace", "said"), [("shop", True), (None, False)])
+def test_a_namespace_under_which_no_pod_is_listed_is_doubted(namespace: str | None, said: bool, tmp_path: Path) -> None:
+    """Its labels are `exported_namespace` and so on, and that of its own is not `shop`."""
+    past_s = 1_793_577_600  # 2026-11-02
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        body = headers["body"]
+        if path != "/api/v1/query" or "kube_" in body:
+            return ok({"resultType": "vector", "result": []}) if "kube_" in body else (404, {}, b"not here")
+        if "count" in body or "vector" in body:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        values = [[moment, "1"] for moment in range(past_s - 7_200, past_s, 60)]
+        return ok({"resultType": "matrix", "result": [{"metric": {"pod": "a", "container": "b"}, "values": values}]})
+
+    with serving(respond) as (url, _):
+        config = HistoryConfig(
+            Access(url), days=1 / 12, end="2026-11-02", transport="query", namespace=namespace, probe=True
+        )
+        lines = of_history(fetch_history(config, tmp_path / "out"), tmp_path / "out")[1]
+    assert any("so leave --namespace out" in line for line in lines) == said
+
+
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
     """The first run ends before its first piece; the folder is not bound to its options."""
 
