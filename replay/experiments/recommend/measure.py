@@ -122,8 +122,8 @@ class RecommendConfig(ComparisonConfig):
         """Budget of each resource."""
         return tuple(float(self.budgets.of(margin) or 0.0) for margin in self.margins)
 
-    def policy(self, *, kubernetes: bool) -> Policy:
-        """Return what is done with an estimator's answer, in the units of a dataset."""
+    def policy(self, *, kubernetes: bool, largest_memory: float) -> Policy:
+        """Return what is done with an estimator's answer, in the units of a dataset with machines up to a memory."""
         least = _LEAST if kubernetes else (0.0, 0.0)
         given = zip((self.cpu_min, self.memory_min), least, strict=True)
         return Policy(
@@ -133,6 +133,7 @@ class RecommendConfig(ComparisonConfig):
             history_days=self.history_days,
             oom_bump=self.oom_bump,
             oom_bump_by=_OOM_BUMP_BYTES if kubernetes else 0.0,
+            largest_memory=largest_memory,
         )
 
 
@@ -145,7 +146,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         No window of the validation or of the test period can be judged.
     """
     kubernetes = names.is_kubernetes(source.dataset)
-    policy = config.policy(kubernetes=kubernetes)
+    policy = config.policy(kubernetes=kubernetes, largest_memory=source.dataset.cell().largest_machine[1])
     with source.timed("read"):
         rows = read_rows(source.features, source.engine)
         series = largest_task(rows)
@@ -174,7 +175,9 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         PRESENT: judged[TEST].sums(judged[TEST].request, judged[TEST].workload, judged[TEST].n_workloads),
         ORACLE: judged[TEST].by_workload(most),
     }
-    of_workloads = of_each_workload(Judged.of(rows, decisions, TEST, cuts_us[1]), chosen, bootstrap)
+    every = Judged.of(rows, decisions, TEST, cuts_us[1])
+    of_workloads = of_each_workload(every, chosen, bootstrap)
+    as_requested, _ = shares(every.sums(every.request, every.workload, every.n_workloads))
     now = decisions.of(NOW)
     over = _far_over(of_workloads, config)[decisions.workload[now]]
     chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], over)
@@ -197,6 +200,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
                     "rule": RULES[rule[k, r]],
                     "words": in_words(winners[r], r, RULES[rule[k, r]], config, policy),
                     "violation": of_workloads[decisions.workload[k]][resource],
+                    "as_requested": number(as_requested[decisions.workload[k], r]),
                     "spread": number(facts.spread[i, r]),
                     "largest_task": number(facts.largest[i, r]),
                     "picture": pictures.of(int(decisions.workload[k]), r),
@@ -313,7 +317,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=3,
+    version=4,
     config=RecommendConfig,
     measure=measure,
     page=page,

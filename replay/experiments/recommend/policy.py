@@ -49,6 +49,8 @@ class Policy:
         What the memory is multiplied with at which a task ended out of memory.
     oom_bump_by : float
         What is added to it at least, in the dataset's unit.
+    largest_memory : float
+        Memory of the largest machine, which no task can have more of; NaN unknown.
     """
 
     least: tuple[float, ...]
@@ -57,10 +59,17 @@ class Policy:
     history_days: float
     oom_bump: float
     oom_bump_by: float
+    largest_memory: float
 
     def after_kill(self, limit: Floats) -> Floats:
-        """Return the least memory request after an end out of memory at a limit; NaN where there was none."""
-        return np.maximum(limit * self.oom_bump, limit + self.oom_bump_by)
+        """Return the least memory request after an end out of memory at a limit, in whole steps; NaN for none.
+
+        A request above the largest machine would never be placed.
+        """
+        wanted = self._whole(np.maximum(limit * self.oom_bump, limit + self.oom_bump_by), _MEMORY, _OF_A_LIMIT)
+        step = self.step[_MEMORY]
+        most = np.floor(self.largest_memory / step) * step if step else self.largest_memory
+        return np.where(wanted > most, most, wanted)
 
     def requests(
         self, answer: Floats, decisions: Decisions, withheld: NDArray[np.bool_]
@@ -80,7 +89,7 @@ class Policy:
         edges = np.flatnonzero(is_first(decisions.time_us, decisions.period))[1:]
         for r in range(len(RESOURCES)):
             none = np.full(len(decisions), np.nan)
-            killed = self._whole(self.after_kill(decisions.killed_at) if r == _MEMORY else none, r, _OF_A_LIMIT)
+            killed = self.after_kill(decisions.killed_at) if r == _MEMORY else none
             wanted, why = self._wanted(answer[:, r], self._most(decisions, r), killed, r)
             for at in np.split(np.arange(len(decisions)), edges):
                 before = decisions.before[at]
