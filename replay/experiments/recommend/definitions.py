@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from reclaim.replay.experiments.recommend.policy import Policy
-
-if TYPE_CHECKING:
-    from reclaim.replay.experiments.recommend.measure import RecommendConfig
+from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
 
 PRESENT: Final = "present request"
 """Contender that leaves every request as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +12,9 @@ from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import LEARNED
 from reclaim.replay.experiments.recommend.answers import RECENT_US, Contender, settings_in_words
 from reclaim.replay.experiments.recommend.decisions import Decisions
-from reclaim.replay.experiments.recommend.policy import Policy
+from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
 from reclaim.replay.experiments.recommend.series import Floats, Integers, TaskRows, peaks_by_task
 from reclaim.replay.open_loop.bootstrap import number
-
-if TYPE_CHECKING:
-    from reclaim.replay.experiments.recommend.measure import RecommendConfig
 
 
 @dataclass(frozen=True)

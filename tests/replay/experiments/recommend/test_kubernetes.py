@@ -22,9 +22,10 @@ from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.lines import totals
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT
 from reclaim.replay.experiments.recommend.page import findings
 from reclaim.replay.experiments.recommend.patches import write_patches
+from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 
