@@ -145,6 +145,11 @@ CONTAINER: Final = "container_name"
 POD: Final = "pod_name"
 AUTOSCALER: Final = "autoscaler_name"
 AUTOSCALED: Final = "autoscaled_resources"
+CONTAINER_KIND: Final = "container_kind"
+INIT: Final = "init"
+"""Kind of a container that runs once, before the others of its pod."""
+SIDECAR: Final = "sidecar"
+"""Kind of an init container that runs next to the others: its restart policy is ``Always``."""
 
 # Columns of rejects.
 REJECT_FILE: Final = "file"
@@ -383,6 +388,13 @@ EXTRAS: Final[dict[str, pa.Field]] = {
         _field(MEMORY_ENFORCED, pa.float64(), "trace memory", "memory limit the machine enforces; null for none"),
         _field(OUT_OF_MEMORY, pa.bool_(), "flag", "whether the trace says that the task was out of memory"),
         _field(MACHINE_NAME, pa.string(), "text", "the machine's name"),
+        _field(
+            CONTAINER_KIND,
+            pa.string(),
+            "text",
+            "`init`: runs once, before the pod's others; `sidecar`: is an init "
+            "container and runs next to them; null for any other",
+        ),
     )
 }
 """Columns that only some trace has; a source names those of its own, table by table, and they follow the table's."""

@@ -18,7 +18,8 @@ USAGE: Final = ("cpu", "memory", s.PAGE_CACHE)
 FACTS: Final = (
     "pod", "owner", "replicaset_owner", "job_owner", "request", "limit", "quality", "restarts", "started",
     "started_usage", "ended_reason", "ended_time", "terminated", "completed", "evicted", "autoscaler",
-    "autoscaler_target", "allocatable", "synthetic",
+    "autoscaler_target", "allocatable", "init", "init_request", "init_limit", "init_restarts", "init_ended_reason",
+    "synthetic",
 )  # fmt: skip
 """Roles of metrics of facts."""
 _LABELS: Final = ("namespace", "pod", "container", "node", "cluster")

@@ -128,7 +128,8 @@ def fetch_history(
     """Fetch raw samples into ``out``, one file for each two hours; a piece that is there is not fetched again.
 
     One request at a time, of a week at most; about ``SAMPLES_AT_ONCE`` samples in memory. The range is fixed by the
-    first run, so a run after a kill ends with the same bytes.
+    first run, so a run after a kill ends with the same bytes. So are the metrics: where the dialect has further ones
+    since, as after an update, they are not fetched.
 
     Parameters
     ----------
@@ -155,7 +156,8 @@ def fetch_history(
                                  received=client.bytes, namespace=config.namespace,
                                  missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
-        return _fetch(config, dialect, _begin(config, dialect, out), ledger, progress=progress, say=say)
+        history = _begin(config, dialect, out)
+        return _fetch(config, history.dialect, history, ledger, progress=progress, say=say)
 
 
 def extend_history(
@@ -360,9 +362,13 @@ def _begin(config: HistoryConfig, dialect: Dialect, out: Path) -> History:
 
 
 def _other(config: HistoryConfig, dialect: Dialect, history: History) -> set[str]:
-    """Return the options that are not those of a history."""
+    """Return the options that are not those of a history; a dialect that only adds metrics to its own is none."""
     other = {key for key, value in config.asked().items() if history.record["asked"].get(key) != value}
-    return other | ({"dialect"} if history.record["dialect"] != dialect.text else set())
+    if history.record["dialect"] == dialect.text:
+        return other
+    known = history.dialect
+    same = replace(dialect, metrics=known.metrics, text=known.text) == known
+    return other if same and set(known.metrics) <= set(dialect.metrics) else other | {"dialect"}
 
 
 def _check_same(

@@ -25,7 +25,10 @@ from reclaim.data.traces.series import task_id
 USAGE_EXTRAS: Final = (s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY_ENFORCED)
 EVENT_EXTRAS: Final = (s.OUT_OF_MEMORY, s.EVENT_DETAIL)
 MACHINE_EXTRAS: Final = (s.MACHINE_NAME,)
+NAME_EXTRAS: Final = (s.CONTAINER_KIND,)
 OOM_REASON: Final = "OOMKilled"
+_OF_INIT: Final = ("request", "limit", "restarts", "ended_reason")
+"""Roles that init containers have series of their own in."""
 GONE_US: Final = GONE_MS * 1_000
 """Time without a sample after which a container has ended."""
 _SKEW_US: Final = 60_000_000
@@ -73,6 +76,8 @@ class Task:
         Request of its last window; NaN for none, as of one that was removed.
     listed : Said or None
         Last sample that lists the pod; None for none.
+    container_kind : str
+        ``schema.INIT`` or ``SIDECAR``; empty for any other, and where nothing says so.
     places : list of (int, str)
         Times from which it was on a node, rising, and the node's name.
     """
@@ -94,6 +99,7 @@ class Task:
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     requested: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
     listed: Said | None = None
+    container_kind: str = ""
     places: list[tuple[int, str]] = field(default_factory=list)
 
     @property
@@ -150,6 +156,7 @@ class Fold:
         if self._start_us < 0:
             self._start_us = start_us
         self._allot(piece, start_us)
+        piece, later = _with_init(piece), _with_init(later)
         grouped = {role: by_container(piece.get(role, ()), self._dialect) for role in self._tails}
         keys = sorted({key for series in grouped.values() for key in series})
         numbers = {key: k for k, key in enumerate(keys)}
@@ -215,6 +222,10 @@ class Fold:
             if key in self.tasks:  # it has ended, and its end is recorded later
                 of = {role: facts[role].get(key, []) for role in facts}
                 events += self._recorded_ends(self.tasks[key], of)
+        for key, said in by_container(piece.get("init", ()), self._dialect).items():
+            if key in self.tasks:
+                always = any(one.named.get("restart_policy") == "Always" for one in said)
+                self.tasks[key].container_kind = s.SIDECAR if always else s.INIT
         limits = self._limits(found, tasks, columns)
         return _usage(found, tasks, columns, limits, scheduled, machine), events
 
@@ -480,6 +491,11 @@ class Fold:
         node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)
         of_open = open_limit(request, largest)
         return np.where(np.isnan(enforced), np.where(of_open > node, node, of_open), enforced)
+
+
+def _with_init(piece: Mapping[str, list[RawSeries]]) -> dict[str, list[RawSeries]]:
+    """Return a piece with the series of init containers among those of the others: in a pod no two share a name."""
+    return {**piece, **{role: [*piece.get(role, ()), *piece.get(f"init_{role}", ())] for role in _OF_INIT}}
 
 
 def _machine(cluster: str, node: str) -> str:

@@ -17,7 +17,13 @@ from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import PIECE_S, History, read_piece
 from reclaim.data.traces.kubernetes.anonymous import anonymise
-from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold
+from reclaim.data.traces.kubernetes.fold import (
+    EVENT_EXTRAS,
+    MACHINE_EXTRAS,
+    NAME_EXTRAS,
+    USAGE_EXTRAS,
+    Fold,
+)
 from reclaim.data.traces.kubernetes.owners import ROLES, Facts, Owners, owners_of
 from reclaim.data.traces.source import RawTable, Source
 
@@ -25,12 +31,12 @@ FOLDER: Final = "tables"
 ANONYMOUS: Final = "anonymous"
 """Folder of the tables without names, and the option that a dataset's manifest has for them."""
 DONE: Final = "made.json"
-GENERATION: Final = 8
+GENERATION: Final = 9
 """Raised when the same samples give other tables."""
 _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""
 
-_EXTRAS: Final = {"usage": USAGE_EXTRAS, "events": EVENT_EXTRAS, "machines": MACHINE_EXTRAS}
+_EXTRAS: Final = {"usage": USAGE_EXTRAS, "events": EVENT_EXTRAS, "machines": MACHINE_EXTRAS, "names": NAME_EXTRAS}
 _KINDS_BY_NAME: Final = ("Deployment", "StatefulSet")
 """Kinds of owners that the form of a pod's name shows."""
 _TYPES: Final = {
@@ -148,6 +154,8 @@ def _findings(fold: Fold, owners: Owners) -> list[str]:
             "A window needs two samples no more than five minutes apart."
             + (f" They had {kills:,} out-of-memory kills, as a container that dies as it starts." if kills else "")
         )
+    if once := sum(task.container_kind == s.INIT for task in seen):
+        found.append(f"Init containers that run once, which `recommend` leaves out: {once} of {len(seen)} containers.")
     if guessed:
         found.append(f"Pods whose owner is read off their name, as nothing else says it: {guessed} of {len(pods)}.")
     return found
@@ -177,6 +185,7 @@ def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:
             s.CONTAINER: task.key.container, s.POD: task.key.pod, s.MACHINE_NAME: task.place_at(task.seen_us) or None,
             s.AUTOSCALER: owners.autoscaler(task.workload),
             s.AUTOSCALED: ",".join(owners.autoscaled(task.workload)) or None,
+            s.CONTAINER_KIND: task.container_kind or None,
         }
         for _, task in sorted(fold.seen().items())
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     kubernetes = names.is_kubernetes(source.dataset)
     policy = config.policy(kubernetes=kubernetes, largest_memory=source.dataset.cell().largest_machine[1])
     with source.timed("read"):
-        rows = read_rows(source.features, source.engine)
+        rows = read_rows(source.features, source.engine, without=names.run_once(source.dataset))
         series = largest_task(rows)
     cuts_us = source.features.cuts_us
     decisions = lay_out(rows, series, cuts_us, hold_days=config.hold_days, seen_days=config.seen_days)
@@ -96,7 +96,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     lines = [
         {
             "cluster": one.cluster, "namespace": one.namespace, "kind": one.kind, "name": one.name,
-            "container": one.container,
+            "container": one.container, "sidecar": one.sidecar,
             "collection_id": None if config.anonymise else int(rows.ids[decisions.workload[k]]),
             "autoscaler": one.autoscaler, "tasks": len(facts.tasks[i]), "pods": pods[i],
             "oom_kills": int(facts.kills[i]),
@@ -223,7 +223,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=4,
+    version=5,
     config=RecommendConfig,
     measure=measure,
     page=page,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
@@ -26,6 +28,8 @@ class Workload:
         Horizontal autoscaler that sets its number of tasks.
     autoscaled : tuple of str
         Resources whose share of the request it holds.
+    sidecar : bool
+        Whether it is an init container that runs next to the others.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Workload:
     cluster: str | None = None
     autoscaler: str | None = None
     autoscaled: tuple[str, ...] = ()
+    sidecar: bool = False
 
 
 def is_kubernetes(dataset: Dataset) -> bool:
@@ -51,16 +56,33 @@ def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
     """Return the workload of each collection; under its number where the dataset has no names."""
     if not dataset.named:
         return [Workload(str(one)) for one in ids.tolist()]
-    names = dataset.table("names").to_pandas().drop_duplicates(s.COLLECTION_ID, keep="last")
+    every = _names(dataset)
+    sidecars = set(every.loc[every[s.CONTAINER_KIND] == s.SIDECAR, s.COLLECTION_ID])
+    names = every.drop_duplicates(s.COLLECTION_ID, keep="last")
     found = []
     for one, of in zip(ids.tolist(), names.set_index(s.COLLECTION_ID).reindex(ids).to_dict("records"), strict=True):
         text = {key: value if isinstance(value, str) else None for key, value in of.items()}
         found.append(Workload(
             name=text[s.WORKLOAD] or str(one), namespace=text[s.NAMESPACE], kind=text[s.WORKLOAD_KIND],
             container=text[s.CONTAINER], cluster=text[s.CLUSTER], autoscaler=text[s.AUTOSCALER],
-            autoscaled=tuple((text[s.AUTOSCALED] or "").split(",")),
+            autoscaled=tuple((text[s.AUTOSCALED] or "").split(",")), sidecar=one in sidecars,
         ))  # fmt: skip
     return found
+
+
+def run_once(dataset: Dataset) -> Integers:
+    """Return the collections of init containers that run once: a pod needs room for them before the others start."""
+    if not dataset.named:
+        return np.zeros(0, np.int64)
+    names = _names(dataset)
+    once = (names[s.CONTAINER_KIND] == s.INIT).groupby(names[s.COLLECTION_ID]).all()
+    return np.array(once.index[once], np.int64)
+
+
+def _names(dataset: Dataset) -> Any:
+    """Return the table of names; datasets of before do not say the kind of a container."""
+    names = dataset.table("names").to_pandas()
+    return names if s.CONTAINER_KIND in names else names.assign(**{s.CONTAINER_KIND: None})
 
 
 def pods_of(dataset: Dataset, keys: Sequence[tuple[int, int]]) -> list[str]:
@@ -87,5 +109,5 @@ def anonymous(workloads: list[Workload]) -> list[Workload]:
         container = None if one.container is None else number("container", one.container)
         cluster = None if one.cluster is None else number("cluster", one.cluster)
         scaler = None if one.autoscaler is None else number("autoscaler", f"{one.namespace}/{one.autoscaler}")
-        found.append(Workload(name, space, one.kind, container, cluster, scaler, one.autoscaled))
+        found.append(Workload(name, space, one.kind, container, cluster, scaler, one.autoscaled, one.sidecar))
     return found

@@ -38,6 +38,9 @@ _UNLISTED: Final = (
     "without a request and a limit; may be an init container or a sidecar, which the manifest does not list among its "
     "containers. If it does, pass --patch-containers"
 )
+_SIDECAR: Final = (
+    "a native sidecar; kustomize would start it before the other init containers. Set its requests where it is declared"
+)
 _MIB: Final = 2**20
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Names of objects in Kubernetes: DNS subdomains. They become names of files here."""
@@ -94,7 +97,9 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     container may have, it raises the limit to the request.
 
     kustomize adds a container that a patch names and the manifest does not, without an image. What has neither a
-    request nor a limit may be such a one, because kube-state-metrics lists init containers apart, and is left out.
+    request nor a limit may be such a one, because a history of before does not know those of init containers, and is
+    left out. So are native sidecars: kustomize moves what it merges to the front of the init containers, which start
+    in their order.
 
     Parameters
     ----------
@@ -111,7 +116,7 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     named = _pattern(containers)
     check_target(folder, kubernetes=results["kubernetes"], anonymous=results["anonymous"])
     by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
-    unlisted: dict[tuple[Path, str, str], list[str]] = {}
+    unlisted: dict[tuple[tuple[Path, str, str], str], list[str]] = {}
     for line in results["workloads"]:
         if _resources(line) and (named is None or named.fullmatch(line["container"] or "")):
             for name in (line["namespace"], line["name"]):
@@ -119,14 +124,15 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
                     raise ConfigError(f"--patches {folder}: {name!r} is no name of Kubernetes; is the history damaged?")
             place = Path(_folder_of(line["cluster"] or "")) / line["namespace"]
             key = (place, line["kind"], line["name"])
-            if named is None and line["kind"] in _KINDS and not _is_listed(line):
-                unlisted.setdefault(key, []).append(line["container"])
+            why = _SIDECAR if line["sidecar"] else _UNLISTED if named is None and not _is_listed(line) else ""
+            if why and line["kind"] in _KINDS:
+                unlisted.setdefault((key, why), []).append(line["container"])
             else:
                 by_object.setdefault(key, []).append(line)
     left_out = tuple(f"{space}/{name}, a {kind}: {_IMMUTABLE.get(kind, _UNMERGED)}"
                      for space, kind, name in by_object if kind not in _KINDS)  # fmt: skip
-    left_out += tuple(f"{', '.join(names)} of {space}/{name}, a {kind}: {_UNLISTED}"
-                      for (space, kind, name), names in unlisted.items())  # fmt: skip
+    left_out += tuple(f"{', '.join(names)} of {space}/{name}, a {kind}: {why}"
+                      for ((space, kind, name), why), names in unlisted.items())  # fmt: skip
     components: dict[Path, list[dict[str, Any]]] = {}
     with replaced_folder(folder) as fresh:
         for (space, kind, name), lines in sorted(by_object.items()):

@@ -32,6 +32,7 @@ _AT_ONCE: Final = 500_000
 _MOST_DOUBLED: Final = 1 << 16
 """Doublings from the smallest to the largest number that there is are fewer."""
 _MEMORY: Final = RESOURCES.index("memory")
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,18 @@ class TaskRows:
         return (starts + count - 1)[count > 0]
 
 
-def read_rows(features: FeatureSet, engine: Engine = HERE) -> TaskRows:
-    """Read the rows of a dataset, bucket by bucket; tasks inside an alloc instance are left out, their alloc is not."""
+def read_rows(features: FeatureSet, engine: Engine = HERE, *, without: Integers = _NONE) -> TaskRows:
+    """Read the rows of a dataset, bucket by bucket, without some collections, (n,).
+
+    Tasks inside an alloc instance are left out, their alloc is not.
+    """
     parts: list[dict[str, NDArray[np.generic]]] = []
     kills: list[tuple[Integers, Integers, Floats]] = []
     index: list[Integers] = []
     tasks = 0
     with (
         engine.pool() as pool,
-        closing(pool.each(partial(_rows_of, features), range(features.n_buckets))) as buckets,
+        closing(pool.each(partial(_rows_of, features, without), range(features.n_buckets))) as buckets,
     ):
         for part, of_kills, of_tasks in tqdm(buckets, "read", features.n_buckets, unit="bucket", disable=None):
             part["task"] = part["task"] + tasks
@@ -121,7 +125,7 @@ def read_rows(features: FeatureSet, engine: Engine = HERE) -> TaskRows:
 
 
 def _rows_of(
-    features: FeatureSet, bucket: int
+    features: FeatureSet, without: Integers, bucket: int
 ) -> tuple[dict[str, NDArray[np.generic]], tuple[Integers, Integers, Floats], Integers]:
     """Return the columns of a bucket's rows, tasks from 0, its ends out of memory, and each task's index."""
     dataset = features.dataset
@@ -130,7 +134,9 @@ def _rows_of(
     task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
     enforced, request = _enforced_and_requested(dataset, bucket, windows)
     kills = _kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY])
-    keep = np.flatnonzero(~windows.in_alloc)
+    told = ~np.isin(kills[0], without)
+    kills = kills[0][told], kills[1][told], kills[2][told]
+    keep = np.flatnonzero(~windows.in_alloc & ~np.isin(windows.collection_id, without))
     windows = windows.take(keep)
     columns: dict[str, NDArray[np.generic]] = {
         "collection": windows.collection_id, "task": windows.task_numbers(), "start_us": windows.start_us,

@@ -465,6 +465,29 @@ def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path
             fetch_history(config, tmp_path / "out")
 
 
+def test_a_history_goes_on_by_its_own_dialect_where_an_update_added_metrics_and_no_other(tmp_path: Path) -> None:
+    def respond(path: str, _: dict[str, str], __: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        return ok({"resultType": "matrix", "result": [
+            {"metric": {}, "value": [1, "3"], "values": [[1_793_577_500, "1"]]}]})  # fmt: skip
+
+    text = load_dialect("kubernetes").text
+    old = "\n".join(line for line in text.splitlines() if not line.startswith("init"))
+    for name, content in (("old", old), ("other", old.replace("kube_pod_info", "pod_info"))):
+        (tmp_path / f"{name}.toml").write_text(content)
+    with serving(respond) as (url, came):
+        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", transport="query")
+        fetch_history(replace(config, dialect=str(tmp_path / "old.toml")), tmp_path / "out")
+        (piece,) = (tmp_path / "out" / "samples").iterdir()
+        piece.unlink()
+        came.clear()
+        assert fetch_history(config, tmp_path / "out").fetched == 1
+        assert not any("init_container" in one["body"] for one in came)
+        with pytest.raises(ConfigError, match="other --dialect"):
+            fetch_history(replace(config, dialect=str(tmp_path / "other.toml")), tmp_path / "out")
+
+
 def test_pieces_are_asked_for_together_as_far_as_memory_allows() -> None:
     """A request costs a server more than its samples: a week at once of a small cluster, one piece of a large one."""
     assert [job.pieces_at_once(samples) for samples in (0, 1e3, 1e6, 3e6, 1e9)] == [84, 84, 6, 2, 1]

@@ -399,6 +399,44 @@ def test_a_request_stays_while_its_exporter_is_silent(pieces: int) -> None:
     assert (found[3600], found[4200]) == (5e8, None)
 
 
+def test_a_native_sidecar_has_request_limit_and_recorded_kills_as_any_container() -> None:
+    """Its exporter lists them apart; a container of its pod and one of another pod keep their own."""
+    proxy = POD | {"container": "istio-proxy"}
+    series = {
+        "cpu": [one(APP, counter(0, PIECE_S, 0.3)), one(proxy | {"id": "1"}, counter(0, 3600, 0.1)),
+                one(proxy | {"id": "2"}, counter(3605, PIECE_S, 0.1))],
+        "pod": [one(POD, beat(0, PIECE_S))],
+        "request": [one(APP | {"resource": "cpu"}, beat(0, PIECE_S, 2.0))],
+        "init_request": [one(proxy | {"resource": r}, beat(0, PIECE_S, v)) for r, v in (("cpu", 0.5), ("memory", 1e8))],
+        "init_limit": [one(proxy | {"resource": "memory"}, beat(0, PIECE_S, 3e8))],
+        "init_restarts": [one(proxy | {"uid": "u"}, [*beat(0, 3620, 0), *beat(3620, PIECE_S, 1)])],
+        "init_ended_reason": [one(proxy | {"uid": "u", "reason": "OOMKilled"}, beat(3620, PIECE_S))],
+        "init": [one(proxy | {"restart_policy": "Always"}, beat(0, PIECE_S))],
+    }  # fmt: skip
+    found, events, made = fold(series)
+    columns = (s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY_ENFORCED)
+    kinds = {task.collection: task.container_kind for task in made.tasks.values()}
+    assert {(kinds[row[s.COLLECTION_ID]], *(row[name] for name in columns)) for row in found} == {
+        ("", 2.0, None, None, None), ("sidecar", 0.5, 1e8, None, 3e8),
+    }  # fmt: skip
+    assert [event for event in told(events) if event[2]] == [(3620, s.EventType.FAIL, True)]
+
+
+def test_an_init_container_that_runs_once_is_no_sidecar_also_where_its_exporter_is_late() -> None:
+    """Usage ends within the first two hours; what it was is said after that."""
+    migrate, proxy = POD | {"container": "migrate"}, POD | {"container": "istio-proxy"}
+    series = {
+        "cpu": [one(migrate, counter(0, 700, 1.0)), one(proxy, counter(0, 2 * PIECE_S, 0.1)),
+                one(APP, counter(800, 2 * PIECE_S, 0.3))],
+        "init": [one(migrate, beat(PIECE_S + 60, 2 * PIECE_S)),
+                 one(proxy | {"container_id": ""}, beat(0, 60)),
+                 one(proxy | {"container_id": "x", "restart_policy": "Always"}, beat(60, 2 * PIECE_S))],
+    }  # fmt: skip
+    _, _, made = fold(series, pieces=2)
+    kinds = {task.key.container: task.container_kind for task in made.tasks.values()}
+    assert kinds == {"migrate": "init", "istio-proxy": "sidecar", "app": ""}
+
+
 def test_a_nodes_capacity_changes_when_a_sample_shows_it() -> None:
     """Memory of the node grows after 50 minutes; a limit that it caps does not know that before."""
     node = {"node": "n1", "resource": "memory"}

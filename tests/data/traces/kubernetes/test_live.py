@@ -43,9 +43,12 @@ def rows(tables: list[pa.Table]) -> list[dict[str, Any]]:
 
 def pod(
     name: str, start_s: float, end_s: float, *, cores: float, gap_s: tuple[float, float] | None = None,
-    listed_s: float | None = None,
+    listed_s: float | None = None, of: str = "",
 ) -> Piece:  # fmt: skip
-    """Return what is scraped of a pod of one container, but for a gap; it is listed to its end, or to another time."""
+    """Return what is scraped of a pod of one container, but for a gap; it is listed to its end, or to another time.
+
+    Its limit is in the role that begins with ``of``.
+    """
     labels = {**APP, "pod": name}
     listed_s = end_s if listed_s is None else listed_s
 
@@ -57,7 +60,7 @@ def pod(
         "memory": [one(labels, seen(beat(start_s, end_s, 1e9 * cores)))],
         "pod": [one({**labels, "created_by_kind": "ReplicaSet", "created_by_name": "cart-7d9f8b6c5x", "node": "n1",
                      "priority_class": "koord-mid"}, beat(start_s, listed_s))],
-        "limit": [one({**labels, "resource": "memory"}, beat(start_s, listed_s, 4e9))],
+        f"{of}limit": [one({**labels, "resource": "memory"}, beat(start_s, listed_s, 4e9))],
         "started": [one(labels, beat(start_s, listed_s, T0 + start_s))],
     }  # fmt: skip
     return {role: [row for row in found if len(row.value)] for role, found in parts.items()}
@@ -80,7 +83,8 @@ def clusters(draw: st.DrawFn) -> Piece:
         end_s = draw(st.integers(start_s + 60, 2 * PIECE_S))
         gap = draw(st.none() | st.tuples(st.integers(start_s, end_s), st.integers(60, 2_000)))
         gap_s = None if gap is None else (gap[0], gap[0] + gap[1])
-        parts.append(pod(f"cart-7d9f8b6c5x-abcd{k}", start_s, end_s, cores=draw(st.floats(0.1, 3)), gap_s=gap_s))
+        name, cores, of = f"cart-7d9f8b6c5x-abcd{k}", draw(st.floats(0.1, 3)), draw(st.sampled_from(["", "init_"]))
+        parts.append(pod(name, start_s, end_s, cores=cores, gap_s=gap_s, of=of))
     return together(*parts)
 
 

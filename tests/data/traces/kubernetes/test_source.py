@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,28 @@ def test_an_ingest_says_how_many_containers_have_no_window_and_how_many_owners_a
         assert "no window, which are not in the dataset: 1 of 3." in unseen
         assert "owner is read off their name, as nothing else says it: 1 of 2." in guessed
         assert {unseen, guessed} <= set(of_ingest(report, tmp_path / "dataset")[1])
+
+
+def test_an_ingest_says_which_containers_are_init_containers_and_how_many_run_once(tmp_path: Path) -> None:
+    """A history of before, whose dialect has no init containers, is read as it was, without a kind."""
+    of = {name: POD | {"container": name} for name in ("app", "migrate", "proxy")}
+    series = {
+        "cpu": [one(labels, counter(0, 7200, 0.3)) for labels in of.values()],
+        "init": [one(of["migrate"], beat(0, 7200)), one(of["proxy"] | {"restart_policy": "Always"}, beat(0, 7200))],
+        "init_request": [one(of["proxy"] | {"resource": "cpu"}, beat(0, 7200, 0.5))],
+    }
+    config = IngestConfig(trace="kubernetes", buckets=2)
+    dataset = ingest(write_history(tmp_path / "history", series), tmp_path / "dataset", config).dataset
+    kinds = {name[s.CONTAINER]: name[s.CONTAINER_KIND] for name in dataset.table("names").to_pylist()}
+    assert kinds == {"app": None, "migrate": "init", "proxy": "sidecar"}
+    assert any("run once, which `recommend` leaves out: 1 of 3" in note for note in dataset.manifest["notes"])
+    before = write_history(tmp_path / "before", {"cpu": series["cpu"]})
+    record = json.loads((before / RECORD).read_text())
+    record["dialect"] = "\n".join(line for line in DIALECT.text.splitlines() if not line.startswith("init"))
+    (before / RECORD).write_text(json.dumps(record))
+    dataset = ingest(before, tmp_path / "dataset-before", config).dataset
+    assert {name[s.CONTAINER_KIND] for name in dataset.table("names").to_pylist()} == {None}
+    assert dataset.n_windows == 3 * 24
 
 
 def test_kills_of_containers_without_a_window_are_counted_where_they_are_said_to_be_missing(tmp_path: Path) -> None:

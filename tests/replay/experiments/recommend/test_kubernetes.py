@@ -242,6 +242,30 @@ def _deployment(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_an_init_container_that_runs_once_has_no_recommendation_and_a_sidecar_has_one(
+    report: ReplayReport, cluster: Path, tmp_path: Path
+) -> None:
+    """The one that runs once is the one with the kill; sums, windows and ends are those of the others."""
+    copy = tmp_path / "cluster"
+    shutil.copytree(cluster, copy)
+    names = pq.read_table(copy / "names.parquet").to_pylist()
+    once, sidecar = sorted({name[s.COLLECTION_ID] for name in names})[:2]
+    for name in names:
+        name[s.CONTAINER_KIND] = {once: "init", sidecar: "sidecar"}.get(name[s.COLLECTION_ID])
+    pq.write_table(
+        pa.Table.from_pylist(names, schema=s.with_extras("names", [s.CONTAINER_KIND])), copy / "names.parquet"
+    )
+    found = run_experiment(EXPERIMENT, copy, tmp_path / "out", CONFIG, tracking=False)
+    lines, before = lines_of(found), lines_of(report)
+    (gone,) = before.keys() - lines.keys()
+    assert before[gone]["collection_id"] == once
+    assert [line["collection_id"] for line in lines.values() if line["sidecar"]] == [sidecar]
+    assert {line["oom_kills"] for line in lines.values()} == {0}
+    for r in s.RESOURCES:
+        left = sum(line["tasks"] * line[r]["request"] for line in before.values() if line["collection_id"] != once)
+        assert found.results["totals"][r]["requested"] == pytest.approx(left)
+
+
 def test_anonymous_files_have_no_name_of_the_cluster(cluster: Path, tmp_path: Path) -> None:
     config = RecommendConfig(estimators=("max-so-far",), hold_days=0.25, draws=20, anonymise=True)
     found = run_experiment(EXPERIMENT, cluster, tmp_path / "out", config, tracking=False)
