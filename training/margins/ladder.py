@@ -226,7 +226,7 @@ def _fill(
     """Write the shares of least cost at each price, and the limit."""
     share, risk = points[0], points[1]
     n_thresholds = survival.shape[2]
-    share[n_thresholds], risk[n_thresholds] = _ONE, _ZERO  # the limit, which nothing violates, is cheapest at or above it
+    share[n_thresholds], risk[n_thresholds] = _ONE, _ZERO  # the limit: no threshold at or above it is cheaper
     for i in range(len(out)):
         for c in range(out.shape[1]):
             s, r, to = survival[i, c], thresholds[i, c], out[i, c]
