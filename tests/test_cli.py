@@ -27,7 +27,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
 from reclaim.data.traces.series import shipped_mappings
 from reclaim.features.build import FeatureConfig
-from reclaim.replay.experiments.recommend.measure import RecommendConfig
+from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 

@@ -35,7 +35,7 @@ from reclaim.training.margins.online import BUDGETED
 from reclaim.training.models.survival import exceedance
 
 if TYPE_CHECKING:
-    from reclaim.serving.cell.task_record import Known
+    from reclaim.serving.cell.views import Known
     from reclaim.serving.wire.schemas import Units
     from reclaim.training.estimators.base import Forecast
 

@@ -24,8 +24,8 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.machine_peaks import MachineMargins
-    from reclaim.serving.cell.task_record import Known
     from reclaim.serving.cell.tracker import Tracker
+    from reclaim.serving.cell.views import Known
     from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
 

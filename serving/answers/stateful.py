@@ -34,8 +34,8 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.serving.answers.query import Page
-    from reclaim.serving.cell.task_record import Known
     from reclaim.serving.cell.tracker import Tracker
+    from reclaim.serving.cell.views import Known
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.wire.cell_schemas import CellQuery
 

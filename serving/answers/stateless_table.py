@@ -16,7 +16,8 @@ from reclaim.features.fold.stateless import features_of_histories
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import Answers, answers, as_table
 from reclaim.serving.cell.following import Prices
-from reclaim.serving.cell.task_record import UNKNOWN_TASK, Known, keep_last, key_of
+from reclaim.serving.cell.task_record import UNKNOWN_TASK, keep_last, key_of
+from reclaim.serving.cell.views import Known
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.wire.rows import UsageRows, usage_from_arrow
 from reclaim.serving.wire.schemas import Units

@@ -1,11 +1,11 @@
-"""Record of a task: its facts and last window; and the views of it for the writer and for readers."""
+"""Record of a task, its facts and last window, and the windows of a write on their way into records."""
 
 from __future__ import annotations
 
 import math
 from collections import namedtuple
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,6 @@ from reclaim.data import schema as s
 from reclaim.data import windows as w
 from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.data.windows import Windows, with_p90_alone
-
-if TYPE_CHECKING:
-    from reclaim.serving.cell.following import Prices
-    from reclaim.serving.models.scorer import Scorer, Scores
 
 Ids = NDArray[np.int64]
 
@@ -152,63 +148,3 @@ class Taken:
         number = np.full(len(inside) + 1, -1, np.int64)  # the last one for -1
         number[kept] = np.arange(len(kept))
         return replace(self, slot=self.slot[kept], windows=self.windows.take(kept), row=number[self.row])
-
-
-@dataclass(frozen=True)
-class Known:
-    """Copies of the state of ``n`` tasks for readers, each task as of one moment.
-
-    Attributes
-    ----------
-    scorer : Scorer
-        Model of all scores.
-    prices : Prices
-        Of the moment.
-    key : int64, shape (n, 2)
-    there : bool, shape (n,)
-        Whether the task is tracked.
-    task : structured array of ``TASK``, shape (n,)
-    scores : Scores
-        Of the requested parts; the others have a length of 0 in every axis but the first.
-    x : float32, shape (n, n_features), or None
-        Features after the last window, where they were requested.
-    opted_out : bool, shape (n,)
-    clock_us, present_us : int
-        End of the latest window; the time that staleness is judged at. -1 before the first window.
-    tracked : int
-    """
-
-    scorer: Scorer
-    prices: Prices
-    key: Ids
-    there: NDArray[np.bool_]
-    task: NDArray[Any]
-    scores: Scores
-    x: NDArray[np.float32] | None
-    opted_out: NDArray[np.bool_]
-    clock_us: int
-    present_us: int
-    tracked: int
-
-    @property
-    def last(self) -> Windows:
-        """The last windows, of tasks that have one."""
-        return last_windows(self.key, self.task)
-
-
-@dataclass(frozen=True)
-class RelatedGroups:
-    """Groups of related tasks that the state keeps, which outlive their tasks.
-
-    Attributes
-    ----------
-    kept : dict of str to int
-        Number of groups by their kind, one of ``registry.GROUP_KINDS``; empty without features of related tasks.
-    nbytes : int
-    forgotten : int
-        Names and users forgotten since the start because there were too many.
-    """
-
-    kept: dict[str, int]
-    nbytes: int
-    forgotten: int

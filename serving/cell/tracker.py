@@ -40,14 +40,13 @@ from reclaim.serving.cell.task_record import (
     UNSEEN_US,
     Admitted,
     Ids,
-    Known,
-    RelatedGroups,
     Taken,
     chosen,
     key_of,
     last_windows,
     machine_of,
 )
+from reclaim.serving.cell.views import Known, RelatedGroups
 from reclaim.serving.models.scorer import TASK_PARTS, Scores
 from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
 

@@ -51,7 +51,7 @@ def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Tabl
     }
     columns[s.TIER] = found[s.TIER].cast(pa.string())
     for resource in RESOURCES:
-        columns[f"{resource}_request"] = pa.array([t.request[resource][0] for t in of], pa.float64(), from_pandas=True)
+        columns[f"{resource}_request"] = pa.array([t.requested[resource] for t in of], pa.float64(), from_pandas=True)
         for what in ("limit", "reservation"):
             columns[f"{resource}_{what}"] = found[f"{resource}_{what}"]
         columns[f"{resource}_rule"] = found[f"{resource}_rule"].cast(pa.string())

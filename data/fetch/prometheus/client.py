@@ -41,6 +41,10 @@ _TLS: Final = re.compile(r"\[SSL|certificate|tlsv1", re.IGNORECASE)
 """Words of a connection that certificates prevent."""
 _SECRET: Final = re.compile("auth|cookie|credential|key|passw|secret|token", re.IGNORECASE)
 """Names of headers that are credentials."""
+_TITLE: Final = re.compile(r"\s*<.*?<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+"""Title of a page, as of a gateway's error or of a login, which begins with less telling lines."""
+_LONGEST_PAUSE_S: Final = 120.0
+"""Longest pause that a server may ask for by ``Retry-After``."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
@@ -231,7 +235,9 @@ class Client:
             return whole(parts)
 
     def said(self, text: str) -> str:
-        """Return the first line of a server's words, shortened, without credentials of ours that it repeats."""
+        """Return a server's first line, or its page's title, shortened, without credentials of ours that it repeats."""
+        if title := _TITLE.match(text):
+            text = title[1]
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         line = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -275,12 +281,14 @@ class Client:
             self.requests += 1
             token = self._access.token()
             self._secrets |= _secrets(token)
+            asked_s = 0.0
             try:
                 with self._client.stream(method, self.url + path, headers=headers | token, **request) as response:
                     if response.status_code == httpx.codes.OK:
                         yield response
                         return
-                    message, status = self._message(response), response.status_code
+                    message, status = self._message(response, path), response.status_code
+                    asked_s = _asked_s(response)
             except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
                 raise TooMuchError(f"no answer within {self._access.timeout_s:.0f} s") from error
             except httpx.RequestError as error:
@@ -297,18 +305,18 @@ class Client:
                 raise ConfigError(f"{self.url}: HTTP {status}: {message}; check --token-file and --header-file")
             if status and status not in _TRANSIENT:
                 raise RefusedError(status, message)
+            message = f"HTTP {status}: {message}" if status else message
             if not left:
-                raise TraceError(f"{self.url}: {message or f'HTTP {status}'}; given up after {TRIES} tries. "
+                raise TraceError(f"{self.url}: {message}; given up after {TRIES} tries. "
                                  "Run again to go on: pieces that came are kept")  # fmt: skip
-            pause_s = self._access.pause_s * 2 ** (TRIES - 1 - left)
+            pause_s = max(self._access.pause_s * 2 ** (TRIES - 1 - left), asked_s)
             log.warning("%s: %s; trying again in %.0f s", self.url, message, pause_s)
             time.sleep(pause_s)
 
-    def _message(self, response: httpx.Response) -> str:
-        """Return what an answer other than 200 says, by its beginning."""
+    def _message(self, response: httpx.Response, path: str) -> str:
+        """Return what an answer other than 200, to a request of ``path``, says, by its beginning."""
         if response.is_redirect:
-            other = self.said(response.headers.get("Location", "")) or "another address"
-            return f"redirects to {other}; pass that as --url"
+            return self._redirection(response, path)
         body = bytearray()
         for part in response.iter_bytes():
             body += part
@@ -321,6 +329,26 @@ class Client:
         except ValueError:
             pass
         return self.said(text) or self.said(response.reason_phrase)
+
+    def _redirection(self, response: httpx.Response, path: str) -> str:
+        """Return where a request of ``path`` is sent on to, and what to do: the same API elsewhere, or a login."""
+        try:
+            other = str(response.url.join(response.headers.get("Location", "")))
+        except httpx.InvalidURL:
+            other = "another address"
+        address, of_api, _ = other.partition(path)
+        if of_api and "?" not in address:
+            return f"redirects to {self.said(address)}; pass that as --url"
+        return (
+            f"redirects to {self.said(other)}, which is not the API, but may be a login; pass --token-file or "
+            "--header-file, or an address that asks for no login in a browser"
+        )
+
+
+def _asked_s(response: httpx.Response) -> float:
+    """Return the seconds that a server asks to wait, 0 for none, at most ``_LONGEST_PAUSE_S``."""
+    asked = response.headers.get("Retry-After", "")
+    return min(float(asked), _LONGEST_PAUSE_S) if asked.isascii() and asked.isdigit() else 0.0
 
 
 def whole(parts: Iterator[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from reclaim.data.fetch.prometheus.client import Access, Client
 from reclaim.data.fetch.prometheus.probe import AUTO, LARGEST_PIECE, Plan, choose, plan, too_large
 from reclaim.data.fetch.prometheus.reading import Labels, external_labels, read_series
 from reclaim.data.fetch.prometheus.transports import TRANSPORTS, held
-from reclaim.data.traces.dialect import Dialect, Matcher, Metric, load_dialect
+from reclaim.data.traces.dialect import USAGE, Dialect, Matcher, Metric, load_dialect
 from reclaim.data.traces.history import (
     FORMAT,
     PIECE_S,
@@ -94,12 +94,16 @@ class HistoryReport:
         Range of the history.
     pieces, fetched : int
         Pieces it has, and those that this run fetched.
+    empty_s : tuple of int
+        Beginnings of the pieces without usage, of whichever run; of a probe none.
     missing : tuple of str
         Metrics of which the whole history has nothing; of a probe, those not seen at the times looked at.
     samples, n_bytes, requests, received : int
         Of this run: samples, bytes written, requests, bytes of answers.
     transport : str
         Way of reading; empty where nothing was left to fetch.
+    namespace : str or None
+        Namespaces that it is of, as asked for.
     """
 
     start_s: int
@@ -111,7 +115,9 @@ class HistoryReport:
     requests: int = 0
     received: int = 0
     transport: str = ""
+    namespace: str | None = None
     plan: Plan | None = None
+    empty_s: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()
 
 
@@ -146,7 +152,8 @@ def fetch_history(
         with Client(config.access) as client:
             found = plan(client, metrics_of(dialect, config), start_s, end_s, config.transport, _clusters(dialect))
             return HistoryReport(start_s, end_s, found.pieces, plan=found, requests=client.requests,
-                                 received=client.bytes, missing=_absent(found.missing))  # fmt: skip
+                                 received=client.bytes, namespace=config.namespace,
+                                 missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
         return _fetch(config, dialect, _begin(config, dialect, out), ledger, progress=progress, say=say)
 
@@ -223,10 +230,10 @@ def _fetch(
     start_s, end_s = history.range_s
     starts = list(history.starts_s())
     left = [k for k in starts if not piece_path(out, k).is_file()]
-    report = HistoryReport(start_s, end_s, len(starts))
+    report = HistoryReport(start_s, end_s, len(starts), namespace=config.namespace)
     metrics = metrics_of(dialect, config)
     if not left:
-        return replace(report, missing=_missing(metrics, history))
+        return _with_lacks(report, metrics, history)
     with Client(config.access) as client:
         if len(left) == len(starts):
             made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
@@ -267,8 +274,8 @@ def _fetch(
                                  n_bytes=report.n_bytes + n_bytes)  # fmt: skip
             if progress is not None:
                 progress(1 - (len(left) - report.fetched) / len(starts))
-        return replace(report, requests=client.requests, received=client.bytes, transport=transport,
-                       missing=_missing(metrics, history))  # fmt: skip
+        report = replace(report, requests=client.requests, received=client.bytes, transport=transport)
+        return _with_lacks(report, metrics, history)
 
 
 def _read(
@@ -309,10 +316,14 @@ def _groups(left: list[int], at_once: int) -> Iterator[list[int]]:
         yield group
 
 
-def _missing(metrics: Iterable[Metric], history: History) -> tuple[str, ...]:
-    """Return the names of the metrics of which no piece has a series, of whichever run it is."""
-    seen = set().union(*map(roles_in, history.pieces()))
-    return _absent(metric for metric in metrics if metric.role not in seen)
+def _with_lacks(report: HistoryReport, metrics: Iterable[Metric], history: History) -> HistoryReport:
+    """Return the report with the metrics of which no piece has a series, and the pieces without usage."""
+    roles = {start_s: roles_in(piece_path(history.folder, start_s)) for start_s in history.starts_s()}
+    seen = set().union(*roles.values())
+    return replace(
+        report, empty_s=tuple(start_s for start_s, of in roles.items() if not of.intersection(USAGE)),
+        missing=_absent(metric for metric in metrics if metric.role not in seen),
+    )  # fmt: skip
 
 
 def _absent(metrics: Iterable[Metric]) -> tuple[str, ...]:

@@ -61,12 +61,16 @@ class Task:
         End of its last window; 0 for none.
     ends_us : list of int
         Times of its ends, in the order in which they were found.
+    kills : int
+        Number of its ends out of memory.
     restarts : Said by uid
         Last samples, the largest value so far where there is a uid.
     told_at : float by uid
         Count of restarts at the last end that was told by the state `terminated`.
     request, enforced : Said by resource
         Last samples.
+    requested : float by resource
+        Request of its last window; NaN for none, as of one that was removed.
     listed : Said or None
         Last sample that lists the pod; None for none.
     places : list of (int, str)
@@ -83,10 +87,12 @@ class Task:
     series: set[Labels] = field(default_factory=set)
     seen_us: int = 0
     ends_us: list[int] = field(default_factory=list)
+    kills: int = 0
     restarts: dict[str, Said] = field(default_factory=dict)
     told_at: dict[str, float] = field(default_factory=dict)
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
+    requested: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
     listed: Said | None = None
     places: list[tuple[int, str]] = field(default_factory=list)
 
@@ -195,6 +201,8 @@ class Fold:
                     said_here = while_said(AsOf(soon, amount.last) if soon else amount, listing, ends, begun_us)
                     if role == "limit":  # "0" is no limit in Kubernetes
                         said_here = np.where(said_here > 0, said_here, np.nan)
+                    else:
+                        task.requested[resource] = float(said_here[-1])
                     columns[column][rows] = said_here
                     known[resource] = amount.last
                 for place, there in places:
@@ -274,10 +282,11 @@ class Fold:
         return task
 
     def _place(self, task: Task, series: list[RawSeries]) -> None:
-        """Add the nodes of a task's series, each from its first sample on: by its label, else that of its pod."""
+        """Add the nodes of a task's series, each from its first sample on: by its label, else that of its pod then."""
         for one in sorted(series, key=lambda one: (int(one.time_ms[0]), int(one.time_ms[-1]))):
             pod = self._owners.pods.get(task.key[:3], Facts())
-            node = self._dialect.named(one.named, "node") or pod.node or one.named.get("instance", "")
+            node = self._dialect.named(one.named, "node") or pod.node_at(int(one.time_ms[-1]))
+            node = node or one.named.get("instance", "")
             place = _machine(task.key.cluster, node)
             if place and (not task.places or task.places[-1][1] != place):
                 task.places.append((int(one.time_ms[0]) * 1000, place))
@@ -444,6 +453,7 @@ class Fold:
 
     def _end(self, task: Task, time_us: int, reason: str) -> dict[str, Any]:
         task.ends_us.append(time_us)
+        task.kills += reason == OOM_REASON
         kind = _ENDS.get(reason, s.EventType.FAIL)
         return _event(task, time_us, kind, oom=reason == OOM_REASON if reason else None, detail=reason or None)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 from reclaim.data import schema as s
@@ -68,26 +70,32 @@ class Facts:
 
     ``owner_said`` is true where a series that names the owner of a pod was there, if only to say that there is none.
     ``evicted_us`` are times of samples that say it was evicted, the first one of each piece. ``listed_ms`` is the time
-    of the last sample that lists it.
+    of the last sample that lists it. ``nodes`` are the times from which it is listed on a node, rising, and its name.
     """
 
     owner_said: bool = False
     owner_kind: str = ""
     owner_name: str = ""
-    node: str = ""
+    nodes: list[tuple[int, str]] = field(default_factory=list)
     priority_class: str = ""
     quality: str = ""
     completed_s: float = 0.0
     evicted_us: list[int] = field(default_factory=list)
     listed_ms: int = 0
 
+    def node_at(self, time_ms: int) -> str:
+        """Return the node at a time; before its first one that, and empty where none is known."""
+        at = bisect_right(self.nodes, time_ms, key=itemgetter(0))
+        return self.nodes[max(at - 1, 0)][1] if self.nodes else ""
+
 
 @dataclass
 class Owners:
     """Facts of pods and of their owners, of a whole history.
 
-    An identity does not change with time, so the last word on it counts, whenever it came. An autoscaler and what it
-    targets count only as long as they are said: one that is deleted holds nothing any more.
+    An identity does not change with time, so the last word on it counts, whenever it came. A pod of a set that comes
+    again may be on another node. An autoscaler and what it targets count only as long as they are said: one that is
+    deleted holds nothing any more.
     """
 
     dialect: Dialect
@@ -132,7 +140,9 @@ class Owners:
                 if role in ("pod", "owner"):
                     facts.owner_said = True
                     facts.listed_ms = max(facts.listed_ms, at_ms)
-                _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
+                if role == "pod" and (node := self.dialect.named(of, "node")):
+                    _insert_node(facts.nodes, int(series.time_ms[0]), node)
+                _add(facts, role, of, float(series.value[-1]))
 
     def keep(self, pods: Set[PodKey]) -> None:
         """Forget all pods but these, the sets and jobs that own none of them, and scalers that are gone."""
@@ -203,10 +213,16 @@ class Owners:
         return bool(at_ms) and at_ms >= self.last_ms[cluster] - GONE_MS
 
 
-def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -> None:
+def _insert_node(nodes: list[tuple[int, str]], from_ms: int, node: str) -> None:
+    """Insert the node on which a pod is listed from a time on, unless it is there already."""
+    at = bisect_right(nodes, from_ms, key=itemgetter(0))
+    if not at or nodes[at - 1][1] != node:
+        nodes.insert(at, (from_ms, node))
+
+
+def _add(facts: Facts, role: str, of: dict[str, str], value: float) -> None:
     """Add a series to the facts of its pod."""
     if role == "pod":
-        facts.node = node or facts.node
         facts.priority_class = of.get("priority_class", facts.priority_class)
         if not facts.owner_kind and of.get("created_by_kind", "<none>") != "<none>":
             facts.owner_kind, facts.owner_name = of["created_by_kind"], of.get("created_by_name", "")

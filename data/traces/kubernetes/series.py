@@ -28,7 +28,10 @@ class ContainerKey(NamedTuple):
 
 
 def by_container(series: Iterable[RawSeries], dialect: Dialect) -> dict[ContainerKey, list[RawSeries]]:
-    """Return the series of each container, as one scraper has them: the preferred one, else that of most samples."""
+    """Return the series of each container, as one scraper has them: the preferred one, else that of most samples.
+
+    More than ``LONGEST_STEP_US`` before and after its time, another one's count: a label of the scraper has changed.
+    """
     found: dict[ContainerKey, dict[tuple[str, ...], list[RawSeries]]] = {}
     names = ("cluster", "namespace", "pod", "container")
     for one in series:
@@ -49,7 +52,14 @@ def _taken(scrapers: dict[tuple[str, ...], list[RawSeries]], dialect: Dialect) -
         preferred = all(of.get(label) == value for label, value in dialect.preferred.items())
         return not preferred, -sum(len(one.value) for one in scrapers[scraper]), scraper
 
-    return scrapers[min(scrapers, key=rank)]
+    first, *others = sorted(scrapers, key=rank)
+    taken = list(scrapers[first])
+    for scraper in others:
+        begin = min(int(one.time_ms[0]) for one in taken) - LONGEST_STEP_US // _MS_US
+        end = max(int(one.time_ms[-1]) for one in taken) + LONGEST_STEP_US // _MS_US
+        apart = [(one, (one.time_ms < begin) | (one.time_ms > end)) for one in scrapers[scraper]]
+        taken += [RawSeries(one.labels, one.time_ms[kept], one.value[kept]) for one, kept in apart if kept.any()]
+    return taken
 
 
 def _check_measured_once(key: ContainerKey, series: list[RawSeries]) -> None:

@@ -25,7 +25,7 @@ FOLDER: Final = "tables"
 ANONYMOUS: Final = "anonymous"
 """Folder of the tables without names, and the option that a dataset's manifest has for them."""
 DONE: Final = "made.json"
-GENERATION: Final = 7
+GENERATION: Final = 8
 """Raised when the same samples give other tables."""
 _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""
@@ -140,11 +140,13 @@ def _findings(fold: Fold, owners: Owners) -> list[str]:
     guessed = sum(
         of.kind in _KINDS_BY_NAME and not owners.pods.get(pod, Facts()).owner_kind for pod, of in pods.items()
     )
+    kills = sum(task.kills for task in fold.tasks.values() if not task.seen_us)
     found = []
     if unseen := len(fold.tasks) - len(seen):
         found.append(
             f"Containers with samples but no window, which are not in the dataset: {unseen} of {len(fold.tasks)}. "
             "A window needs two samples no more than five minutes apart."
+            + (f" They had {kills:,} out-of-memory kills, as a container that dies as it starts." if kills else "")
         )
     if guessed:
         found.append(f"Pods whose owner is read off their name, as nothing else says it: {guessed} of {len(pods)}.")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from reclaim.replay.experiments.recommend.policy import Policy
-
-if TYPE_CHECKING:
-    from reclaim.replay.experiments.recommend.measure import RecommendConfig
+from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
 
 PRESENT: Final = "present request"
 """Contender that leaves every request as it is."""
@@ -38,6 +35,7 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         f"back-test: the request of each workload set at the beginning of the test part and every {days} after, from "
         "what was known then, and judged until it was set again. Tasks that began later have the same request. "
         "Where an autoscaler keeps the request, the violations of a workload are in its own line and in no total.",
+        "as requested": "The same share under the requests that the tasks had then.",
         "set once": "The same back-test with the request of the first time kept to the end of the test part.",
         "reclaimable": "Request less recommended request: in the files for programs of one task, in tables and totals "
         "of the tasks that run at the end of the history; of a workload that is not running, those that ran last.",
@@ -53,7 +51,8 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         f"{config.oom_bump:.3g} times the limit that it had"
         + (" and 100 MiB more than it" if policy.oom_bump_by else "")
         + ("; where no limit is enforced, than the larger of its request and its usage then" if kubernetes else "")
-        + ", as long as the history remembers it. A request above the limit asks for a limit that is raised as well.",
+        + ", as long as the history remembers it. It is no more than the largest machine has, above which no task is "
+        "placed. A request above the limit asks for a limit that is raised as well.",
         "spread": "Largest peak of a task over the median one, of the tasks of the last day: 1 where all are alike. "
         "One request for all is wasteful where it is large.",
         "oracle": "Requests, each time, the largest demand until the next time. It sees the future, and bounds what "

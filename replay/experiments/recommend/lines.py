@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +12,9 @@ from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import LEARNED
 from reclaim.replay.experiments.recommend.answers import RECENT_US, Contender, settings_in_words
 from reclaim.replay.experiments.recommend.decisions import Decisions
-from reclaim.replay.experiments.recommend.policy import Policy
+from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
 from reclaim.replay.experiments.recommend.series import Floats, Integers, TaskRows, peaks_by_task
 from reclaim.replay.open_loop.bootstrap import number
-
-if TYPE_CHECKING:
-    from reclaim.replay.experiments.recommend.measure import RecommendConfig
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,19 @@ def amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, f
 
 
 def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return, per resource, sums over the tasks that ran last, and the number of requests to change."""
+    """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
+
+    ``first`` is what the workloads would request that request nothing now, ``firsts`` in number.
+    """
     found: dict[str, dict[str, Any]] = {}
     for resource in RESOURCES:
         known = [
             (line["tasks"], line[resource]) for line in lines
             if line[resource]["request"] is not None and line[resource]["recommended"] is not None
+        ]  # fmt: skip
+        first = [
+            line["tasks"] * line[resource]["recommended"] for line in lines
+            if line[resource]["request"] is None and line[resource]["recommended"] is not None
         ]  # fmt: skip
         requested = sum(n * one["request"] for n, one in known)
         reclaimable = sum(n * one["reclaimable"] for n, one in known)
@@ -91,6 +95,7 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "share": reclaimable / requested if requested else None,
             "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
             "raises": sum(one["reclaimable"] < 0 for _, one in known),
+            "first": sum(first), "firsts": len(first),
         }  # fmt: skip
     return found
 
@@ -107,7 +112,8 @@ def in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, poli
         "floor": f"the least request; {basis} is below it",
         "limit": f"the limit; {basis} is above it",
         "out of memory": f"a task ended out of memory: {config.oom_bump:.3g} times the memory at which it did"
-        + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else ""),
+        + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else "")
+        + ("" if np.isnan(policy.largest_memory) else ", no more than the largest machine has"),
         "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
         "unknown": f"kept: no answer yet, or less than {config.history_days:g} days of history for a lower request",
         "autoscaler": "kept: a horizontal autoscaler scales on it",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.splits import TEST, TEST_UNSEEN, VALID
 from reclaim.replay.experiment import ORACLE, STATISTICAL, Experiment, Measured, Source
@@ -21,7 +19,7 @@ from reclaim.replay.experiments.recommend.definitions import PRESENT, definition
 from reclaim.replay.experiments.recommend.lines import Facts, amounts, in_words, totals
 from reclaim.replay.experiments.recommend.page import COLUMNS, page, runs, summary_table
 from reclaim.replay.experiments.recommend.picture import Pictures
-from reclaim.replay.experiments.recommend.policy import NONE, RULES, UNKNOWN, Policy, held_back
+from reclaim.replay.experiments.recommend.policy import NONE, RULES, UNKNOWN, RecommendConfig, held_back
 from reclaim.replay.experiments.recommend.score import (
     Judged,
     of_each_workload,
@@ -38,102 +36,11 @@ from reclaim.replay.experiments.recommend.series import (
 )
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.paired import Paired
-from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.tracking.references import LOCAL_VERSION
 
-_STEPS: Final = (0.001, 2.0**20)
-"""Requests in Kubernetes are whole millicores and mebibytes."""
-_LEAST: Final = (0.01, 100e6)
-"""Least recommendation of Robusta's KRR, in cores and bytes: its ``--cpu-min 10`` (millicores) and ``--mem-min 100``
-(megabytes). VPA's, 25 millicores and 250 MiB, are of a whole pod."""
 _TELLING: Final = 4
 """Fewest days whose lower bound is not the mildest day: of ``n`` days, one of ``n ** n`` resamples has that day alone,
 which of three is more than the 2.5 % below an interval of 95 %."""
-_OOM_BUMP_BYTES: Final = 100 * 2.0**20
-"""Least raise after an end out of memory of VPA's recommender, its ``--oom-min-bump-up-bytes``."""
-
-
-@dataclass(frozen=True)
-class RecommendConfig(ComparisonConfig):
-    """Settings of the recommendation."""
-
-    horizon_s: int = 86_400
-    """The horizon of learned estimators, in seconds; a request holds for a day or longer."""
-    estimators: tuple[str, ...] = (
-        "krr", "vpa", "koordinator", "autopilot-percentile", "percentile", "max-so-far", "moving-max", "seasonal",
-    )  # fmt: skip
-    """Estimators without a model, by their names in ``training.estimators.registry``: Robusta's KRR, Kubernetes' VPA,
-    Koordinator's, Autopilot's, a percentile, the largest so far, that of the last windows, and of the same hour."""
-    cpu_margin: str = "aggressive"
-    """Margin whose budget CPU requests keep, ``baseline`` or ``aggressive``: CPU that is short slows a task down."""
-    memory_margin: str = "baseline"
-    """Margin whose budget memory requests keep: a task above its request is among the first to be evicted."""
-    hold_days: float = 1.0
-    """Days for which a request holds until it is set again."""
-    min_change: float = 0.10
-    """Least change, as a share of the present request; below it the request stays."""
-    cpu_min: float | None = None
-    """Least CPU request, in the dataset's unit; none: 0.01 cores for Kubernetes (KRR's), 0 elsewhere."""
-    memory_min: float | None = None
-    """Least memory request, in the dataset's unit; none: 100 MB for Kubernetes (KRR's), 0 elsewhere."""
-    oom_bump: float = 1.2
-    """Factor of the memory limit at which a task ended out of memory: the request is at least that (VPA's), and, in
-    Kubernetes, at least 100 MiB more than that limit."""
-    history_days: float = 1.0
-    """Days of a workload's history below which its requests are not lowered; raised they are."""
-    most_over: float = 10.0
-    """Times the budget: a request is not lowered where the back-test of its own workload violates more often than this,
-    beyond the noise; in a back-test of under four days, of which too little noise is known, the rate itself counts. The
-    budget holds for all workloads together, so one of them may be far above it."""
-    seen_days: float = 7.0
-    """Days before the end of the history in which a task of the workload must have run."""
-    anonymise: bool = False
-    """Replaces the names of workloads and of the dataset by numbers, so that the files can be shared."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("cpu_margin", "memory_margin"):
-            if self.budgets.of(getattr(self, name)) is None:
-                raise ConfigError(f"{name} must be baseline or aggressive, got {getattr(self, name)!r}")
-        for name, least in (
-            ("hold_days", 1 / 24),
-            ("seen_days", 0.0),
-            ("history_days", 0.0),
-            ("oom_bump", 1.0),
-            ("most_over", 1.0),
-        ):
-            if not getattr(self, name) >= least:
-                raise ConfigError(f"{name} must be at least {least:.4g}, got {getattr(self, name)}")
-        if not 0 <= self.min_change < 1:
-            raise ConfigError(f"min_change must be 0 or more and less than 1, got {self.min_change}")
-        for name in ("cpu_min", "memory_min"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not self.estimators:
-            raise ConfigError("estimators must name one at least")
-
-    @property
-    def margins(self) -> tuple[str, ...]:
-        """Name of the margin of each resource."""
-        return self.cpu_margin, self.memory_margin
-
-    @property
-    def of_requests(self) -> tuple[float, ...]:
-        """Budget of each resource."""
-        return tuple(float(self.budgets.of(margin) or 0.0) for margin in self.margins)
-
-    def policy(self, *, kubernetes: bool) -> Policy:
-        """Return what is done with an estimator's answer, in the units of a dataset."""
-        least = _LEAST if kubernetes else (0.0, 0.0)
-        given = zip((self.cpu_min, self.memory_min), least, strict=True)
-        return Policy(
-            least=tuple(default if own is None else own for own, default in given),
-            step=_STEPS if kubernetes else (0.0, 0.0),
-            min_change=self.min_change,
-            history_days=self.history_days,
-            oom_bump=self.oom_bump,
-            oom_bump_by=_OOM_BUMP_BYTES if kubernetes else 0.0,
-        )
 
 
 def measure(source: Source, config: RecommendConfig) -> Measured:
@@ -145,7 +52,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         No window of the validation or of the test period can be judged.
     """
     kubernetes = names.is_kubernetes(source.dataset)
-    policy = config.policy(kubernetes=kubernetes)
+    policy = config.policy(kubernetes=kubernetes, largest_memory=source.dataset.cell().largest_machine[1])
     with source.timed("read"):
         rows = read_rows(source.features, source.engine)
         series = largest_task(rows)
@@ -174,7 +81,9 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         PRESENT: judged[TEST].sums(judged[TEST].request, judged[TEST].workload, judged[TEST].n_workloads),
         ORACLE: judged[TEST].by_workload(most),
     }
-    of_workloads = of_each_workload(Judged.of(rows, decisions, TEST, cuts_us[1]), chosen, bootstrap)
+    every = Judged.of(rows, decisions, TEST, cuts_us[1])
+    of_workloads = of_each_workload(every, chosen, bootstrap)
+    as_requested, _ = shares(every.sums(every.request, every.workload, every.n_workloads))
     now = decisions.of(NOW)
     over = _far_over(of_workloads, config)[decisions.workload[now]]
     chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], over)
@@ -197,6 +106,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
                     "rule": RULES[rule[k, r]],
                     "words": in_words(winners[r], r, RULES[rule[k, r]], config, policy),
                     "violation": of_workloads[decisions.workload[k]][resource],
+                    "as_requested": number(as_requested[decisions.workload[k], r]),
                     "spread": number(facts.spread[i, r]),
                     "largest_task": number(facts.largest[i, r]),
                     "picture": pictures.of(int(decisions.workload[k]), r),
@@ -313,7 +223,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=3,
+    version=4,
     config=RecommendConfig,
     measure=measure,
     page=page,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from reclaim.data.core.prose import duration, interval, percent
+from reclaim.data.core.prose import duration, interval, number, percent
 from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.replay.experiment import Column, Results, Run, judged
@@ -16,6 +16,8 @@ from reclaim.replay.open_loop.paired import EXCEEDS, NOISE, UNKNOWN
 
 WITHIN: Final = "within the budget"
 _MIB: Final = 2.0**20
+_MOST_BY_MEAN: Final = 0.1
+"""Share of windows without a percentile or a maximum up to which nothing is said: the first and last have few."""
 _NAME: Final = 30
 """Characters of a workload's name on a console of 80 columns; the end is what tells names apart."""
 _CONSOLE_ROWS: Final = 12
@@ -60,8 +62,18 @@ def verdict_of(results: Results, resource: str) -> str:
 
 
 def findings(results: Results) -> list[str]:
-    """Return what is to be known before requests are set: verdicts of the back-test, its length, requests held back."""
-    found = []
+    """Return what is to be known before requests are set.
+
+    Sums of the requests, windows of means, verdicts of the back-test, its length, requests held back, and pods that
+    leave their class.
+    """
+    found = [_sums(results, r) for r in judged(results)]
+    for r in judged(results):
+        if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:
+            found.append(
+                f"{RESOURCE_TITLES[r]}: of {percent(by_mean, 0)} of the windows only the mean is known, so requests "
+                "and violations are lower bounds" + "; a scrape every minute shows more" * results["kubernetes"]
+            )
     for r in judged(results):
         rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)
         said = {
@@ -80,7 +92,33 @@ def findings(results: Results) -> list[str]:
         found.append(
             "no workload has more than one day of back-test, and so none an interval: a longer history says more"
         )
+    if leave := sum(_leaves_guaranteed(line) for line in results["workloads"]) if results["kubernetes"] else 0:
+        found.append(
+            f"Guaranteed: {leave} of the workloads that request both limits would request less; such pods become "
+            "Burstable and are evicted sooner"
+        )
     return found
+
+
+def _sums(results: Results, resource: str) -> str:
+    """Return what the tasks that run request together, now and as recommended."""
+    of, words = results["totals"][resource], f" {unit(results, resource)}".rstrip()
+    now, then, first = (
+        number(_amount(results, resource, amount))
+        for amount in (of["requested"], of["requested"] - of["reclaimable"], of["first"])
+    )
+    line = f"{RESOURCE_TITLES[resource]}: requests of {now}{words} in all become {then}"
+    if of["firsts"]:
+        line += f", and {of['firsts']} workload{'s' * (of['firsts'] != 1)} without a known request would add {first}"
+    return line
+
+
+def _leaves_guaranteed(line: Mapping[str, Any]) -> bool:
+    """Return whether a workload requests both its limits, and is to request less of one."""
+    both = [(line[r]["request"], line[r]["limit"], line[r]["recommended"]) for r in RESOURCE_WORDS]
+    if any(limit is None or request != limit for request, limit, _ in both):
+        return False
+    return any(recommended is not None and recommended < limit for _, limit, recommended in both)
 
 
 def unit(results: Results, resource: str) -> str:
@@ -167,17 +205,17 @@ def workload_table(results: Results, resource: str) -> Table:
         picture = svg_of(of["picture"], f"{line['name']}, {resource}")
         rows.append((-abs(reclaimable or 0.0), (
             name, picture, line["tasks"], request, recommended, of["change"], all_tasks, rate["value"],
-            interval(rate), of["rule"], limit, of["spread"], known, line["kind"], of["words"],
+            interval(rate), of["as_requested"], of["rule"], limit, of["spread"], known, line["kind"], of["words"],
         )))  # fmt: skip
     unit_of = f", {unit(results, resource)}" if unit(results, resource) else ""
     share = round(100 * results["inputs"]["config"]["confidence"])
     columns = (
         "workload", "two weeks", "tasks", f"request{unit_of}", f"recommended{unit_of}", "change",
-        f"reclaimable{unit_of}", "violation", f"{share} % interval", "rule", f"limit{unit_of}", "spread",
-        "out-of-memory ends" if resource == "memory" else "autoscaler", "kind", "in words",
+        f"reclaimable{unit_of}", "violation", f"{share} % interval", "as requested", "rule", f"limit{unit_of}",
+        "spread", "out-of-memory ends" if resource == "memory" else "autoscaler", "kind", "in words",
     )  # fmt: skip
     rows.sort(key=lambda one: one[0])
-    return Table(columns, tuple(row for _, row in rows), frozenset(("change", "violation"))).known()
+    return Table(columns, tuple(row for _, row in rows), frozenset(("change", "violation", "as requested"))).known()
 
 
 def estimator_table(results: Results, resource: str) -> Table:

@@ -1,4 +1,4 @@
-"""Makes a request of an estimator's answer: whole steps, the floor, the limit, out-of-memory ends, the least change."""
+"""Makes a request of an estimator's answer, as the settings say: steps, floor, limit, out-of-memory, least change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import is_first
+from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats
+from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.margins.violation import ROUNDING
 
 RULES: Final = (
@@ -28,6 +30,13 @@ was measured; ``over budget``: the workload's own back-test violated so much tha
 ESTIMATE, FLOOR, LIMIT, OOM, SMALL, UNKNOWN, AUTOSCALER, NONE, OVER = range(len(RULES))
 _OF_A_LIMIT: Final = 1e-12
 """Rounding of a multiple of a limit, as a share. Answers are rounded more, to single precision."""
+_STEPS: Final = (0.001, 2.0**20)
+"""Requests in Kubernetes are whole millicores and mebibytes."""
+_LEAST: Final = (0.01, 100e6)
+"""Least recommendation of Robusta's KRR, in cores and bytes: its ``--cpu-min 10`` (millicores) and ``--mem-min 100``
+(megabytes). VPA's, 25 millicores and 250 MiB, are of a whole pod."""
+_OOM_BUMP_BYTES: Final = 100 * 2.0**20
+"""Least raise after an end out of memory of VPA's recommender, its ``--oom-min-bump-up-bytes``."""
 _MEMORY: Final = RESOURCES.index("memory")
 
 
@@ -49,6 +58,8 @@ class Policy:
         What the memory is multiplied with at which a task ended out of memory.
     oom_bump_by : float
         What is added to it at least, in the dataset's unit.
+    largest_memory : float
+        Memory of the largest machine, which no task can have more of; NaN unknown.
     """
 
     least: tuple[float, ...]
@@ -57,10 +68,17 @@ class Policy:
     history_days: float
     oom_bump: float
     oom_bump_by: float
+    largest_memory: float
 
     def after_kill(self, limit: Floats) -> Floats:
-        """Return the least memory request after an end out of memory at a limit; NaN where there was none."""
-        return np.maximum(limit * self.oom_bump, limit + self.oom_bump_by)
+        """Return the least memory request after an end out of memory at a limit, in whole steps; NaN for none.
+
+        A request above the largest machine would never be placed.
+        """
+        wanted = self._whole(np.maximum(limit * self.oom_bump, limit + self.oom_bump_by), _MEMORY, _OF_A_LIMIT)
+        step = self.step[_MEMORY]
+        most = np.floor(self.largest_memory / step) * step if step else self.largest_memory
+        return np.where(wanted > most, most, wanted)
 
     def requests(
         self, answer: Floats, decisions: Decisions, withheld: NDArray[np.bool_]
@@ -80,7 +98,7 @@ class Policy:
         edges = np.flatnonzero(is_first(decisions.time_us, decisions.period))[1:]
         for r in range(len(RESOURCES)):
             none = np.full(len(decisions), np.nan)
-            killed = self._whole(self.after_kill(decisions.killed_at) if r == _MEMORY else none, r, _OF_A_LIMIT)
+            killed = self.after_kill(decisions.killed_at) if r == _MEMORY else none
             wanted, why = self._wanted(answer[:, r], self._most(decisions, r), killed, r)
             for at in np.split(np.arange(len(decisions)), edges):
                 before = decisions.before[at]
@@ -125,6 +143,90 @@ class Policy:
         """Return amounts rounded up to whole steps; what is a whole number but for rounding, a share, stays."""
         step = self.step[resource]
         return np.ceil(amount / step * (1 - rounding)) * step if step else amount
+
+
+@dataclass(frozen=True)
+class RecommendConfig(ComparisonConfig):
+    """Settings of the recommendation."""
+
+    horizon_s: int = 86_400
+    """The horizon of learned estimators, in seconds; a request holds for a day or longer."""
+    estimators: tuple[str, ...] = (
+        "krr", "vpa", "koordinator", "autopilot-percentile", "percentile", "max-so-far", "moving-max", "seasonal",
+    )  # fmt: skip
+    """Estimators without a model, by their names in ``training.estimators.registry``: Robusta's KRR, Kubernetes' VPA,
+    Koordinator's, Autopilot's, a percentile, the largest so far, that of the last windows, and of the same hour."""
+    cpu_margin: str = "aggressive"
+    """Margin whose budget CPU requests keep, ``baseline`` or ``aggressive``: CPU that is short slows a task down."""
+    memory_margin: str = "baseline"
+    """Margin whose budget memory requests keep: a task above its request is among the first to be evicted."""
+    hold_days: float = 1.0
+    """Days for which a request holds until it is set again."""
+    min_change: float = 0.10
+    """Least change, as a share of the present request; below it the request stays."""
+    cpu_min: float | None = None
+    """Least CPU request, in the dataset's unit; none: 0.01 cores for Kubernetes (KRR's), 0 elsewhere."""
+    memory_min: float | None = None
+    """Least memory request, in the dataset's unit; none: 100 MB for Kubernetes (KRR's), 0 elsewhere."""
+    oom_bump: float = 1.2
+    """Factor of the memory limit at which a task ended out of memory: the request is at least that (VPA's), and, in
+    Kubernetes, at least 100 MiB more than that limit."""
+    history_days: float = 1.0
+    """Days of a workload's history below which its requests are not lowered; raised they are."""
+    most_over: float = 10.0
+    """Times the budget: a request is not lowered where the back-test of its own workload violates more often than this,
+    beyond the noise; in a back-test of under four days, of which too little noise is known, the rate itself counts. The
+    budget holds for all workloads together, so one of them may be far above it."""
+    seen_days: float = 7.0
+    """Days before the end of the history in which a task of the workload must have run."""
+    anonymise: bool = False
+    """Replaces the names of workloads and of the dataset by numbers, so that the files can be shared."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("cpu_margin", "memory_margin"):
+            if self.budgets.of(getattr(self, name)) is None:
+                raise ConfigError(f"{name} must be baseline or aggressive, got {getattr(self, name)!r}")
+        for name, least in (
+            ("hold_days", 1 / 24),
+            ("seen_days", 0.0),
+            ("history_days", 0.0),
+            ("oom_bump", 1.0),
+            ("most_over", 1.0),
+        ):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} must be at least {least:.4g}, got {getattr(self, name)}")
+        if not 0 <= self.min_change < 1:
+            raise ConfigError(f"min_change must be 0 or more and less than 1, got {self.min_change}")
+        for name in ("cpu_min", "memory_min"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not self.estimators:
+            raise ConfigError("estimators must name one at least")
+
+    @property
+    def margins(self) -> tuple[str, ...]:
+        """Name of the margin of each resource."""
+        return self.cpu_margin, self.memory_margin
+
+    @property
+    def of_requests(self) -> tuple[float, ...]:
+        """Budget of each resource."""
+        return tuple(float(self.budgets.of(margin) or 0.0) for margin in self.margins)
+
+    def policy(self, *, kubernetes: bool, largest_memory: float) -> Policy:
+        """Return what is done with an estimator's answer, in the units of a dataset with machines up to a memory."""
+        least = _LEAST if kubernetes else (0.0, 0.0)
+        given = zip((self.cpu_min, self.memory_min), least, strict=True)
+        return Policy(
+            least=tuple(default if own is None else own for own, default in given),
+            step=_STEPS if kubernetes else (0.0, 0.0),
+            min_change=self.min_change,
+            history_days=self.history_days,
+            oom_bump=self.oom_bump,
+            oom_bump_by=_OOM_BUMP_BYTES if kubernetes else 0.0,
+            largest_memory=largest_memory,
+        )
 
 
 def held_back(

@@ -18,8 +18,7 @@ from reclaim.data.schema import TASK_KEY
 if TYPE_CHECKING:
     import pandas as pd
 
-    from reclaim.api.model import Model
-    from reclaim.api.replay import Recommendations, Replay
+    from reclaim.api.replay import Learned, Recommendations, Replay
     from reclaim.data.windows import Cell
 
 
@@ -304,7 +303,7 @@ class Dataset:
         experiment: str,
         out: Path | str,
         *,
-        models: Sequence[Model] = (),
+        models: Sequence[Learned] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> Replay:
         """Replay estimators on the dataset, as ``reclaim replay``; results that are there are read, not made again.
@@ -338,7 +337,7 @@ class Dataset:
         return run(Replay, experiment, self.path, Path(out), models=models, settings=settings)
 
     def recommend(
-        self, out: Path | str, *, models: Sequence[Model] = (), settings: Mapping[str, Any] | None = None
+        self, out: Path | str, *, models: Sequence[Learned] = (), settings: Mapping[str, Any] | None = None
     ) -> Recommendations:
         """Recommend a request for every workload, as ``reclaim recommend``; results that are there are read.
 

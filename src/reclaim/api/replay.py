@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from reclaim.api.display import Figure, frame_of_results, html_of_results
 from reclaim.config import config_from
@@ -13,7 +13,6 @@ from reclaim.data.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from reclaim.api.model import Model
     from reclaim.replay.experiment import Experiment, Results
     from reclaim.replay.report.page import ReplayReport
     from reclaim.training.bundle import Bundle
@@ -22,8 +21,17 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Replay")
 
 
+@runtime_checkable
+class Learned(Protocol):
+    """A ``Model``, of which a replay needs the bundle alone."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """All that is registered of it."""
+
+
 def run(
-    answer: type[R], experiment: str, dataset: Path, out: Path, *, models: Sequence[Model],
+    answer: type[R], experiment: str, dataset: Path, out: Path, *, models: Sequence[Learned],
     settings: Mapping[str, Any] | None, tracking: bool = True,
 ) -> R:  # fmt: skip
     """Run an experiment; arguments and errors as for ``Dataset.replay`` and ``Dataset.recommend``."""
@@ -35,12 +43,11 @@ def run(
     return answer(loaded, run_experiment(loaded, dataset, out, config, bundles=_bundles(models), tracking=tracking))
 
 
-def _bundles(models: Sequence[Model]) -> dict[str, Bundle]:
+def _bundles(models: Sequence[Learned]) -> dict[str, Bundle]:
     """Return the bundles of models by name; ConfigError where something else is given for a model, as its name."""
-    from reclaim.api.model import Model
     from reclaim.replay.runs.run import by_name
 
-    if not isinstance(models, Sequence) or not all(isinstance(model, Model) for model in models):
+    if not isinstance(models, Sequence) or not all(isinstance(model, Learned) for model in models):
         raise ConfigError(f"models must be a list of what reclaim.load or reclaim.train returns, got {models!r}")
     return by_name([model.bundle for model in models])
 

@@ -341,7 +341,7 @@ app.command(
 
 
 app.command(
-    cls=with_settings("reclaim.replay.experiments.recommend.measure:RecommendConfig"),
+    cls=with_settings("reclaim.replay.experiments.recommend.policy:RecommendConfig"),
     epilog="Examples: `reclaim recommend dataset --out recommendations` · "
     "`reclaim recommend dataset --out recommendations -f krr-json > krr.json` · "
     "`reclaim recommend dataset --out recommendations --patches patches --min-change 20%` · "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.cli.console import unchanged
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from reclaim.training.tracking.references import ModelLocation
 
 Result = tuple[dict[str, Any], list[str]]
+_LISTING: Final = "kube_pod_info"
+"""Metric that kube-state-metrics has of every pod."""
 
 
 def of_synth(report: SyntheticCellReport) -> Result:
@@ -66,6 +68,7 @@ def of_history(report: HistoryReport, out: Path) -> Result:
         lines = [f"{start} to {end} UTC, by {plan.transport}, server {plan.server}"]
         lines += [f"  {one.metric.name}: {one.series:,} series, about {one.samples:,} samples" for one in found]
         lines += [f"  {name}: none" for name in report.missing]
+        lines += _of_namespace(report)
         lines.append(
             f"about {plan.samples:,} samples in {plan.pieces} pieces, {plan.n_bytes / 1e6:,.0f} MB, "
             f"{plan.seconds / 60:,.1f} minutes; nothing was fetched"
@@ -75,9 +78,41 @@ def of_history(report: HistoryReport, out: Path) -> Result:
         f"{out}: {start} to {end} UTC in {report.pieces} pieces, {report.fetched} of them new ({report.samples:,} "
         f"samples, {report.n_bytes / 1e6:,.1f} MB){unchanged(not report.fetched)}"
     ]
+    lines += _of_empty(report)
     if report.missing:
         lines.append(f"the server has no {', '.join(report.missing)}")
-    return facts, lines
+    return facts, lines + _of_namespace(report)
+
+
+def _of_namespace(report: HistoryReport) -> list[str]:
+    """Return why nothing of kube-state-metrics may be there, where namespaces were asked for."""
+    if report.namespace is None or _LISTING not in report.missing:
+        return []
+    return [
+        f"no {_LISTING} by the label namespace: where kube-state-metrics is scraped without honor_labels, that is its "
+        "own, so leave --namespace out"
+    ]
+
+
+def _of_empty(report: HistoryReport) -> list[str]:
+    """Return where a history has no usage: at its beginning, as a server keeps samples for some days, and within."""
+    if not report.empty_s:
+        return []
+    length_s = (report.end_s - report.start_s) // report.pieces
+    first_s = report.start_s
+    while first_s in report.empty_s:
+        first_s += length_s
+    lines = []
+    if first_s > report.start_s:
+        days = (report.end_s - first_s) / 86_400
+        lines.append(
+            f"no usage before {datetime.fromtimestamp(first_s, UTC):%Y-%m-%d %H:%M} UTC: {days:.4g} of "
+            f"{(report.end_s - report.start_s) / 86_400:.4g} days are there; the server may keep no more"
+        )
+    if within := [at for at in report.empty_s if at > first_s]:
+        at = datetime.fromtimestamp(within[0], UTC)
+        lines.append(f"no usage in {len(within)} of the pieces after that, the first of {at:%Y-%m-%d %H:%M} UTC")
+    return lines
 
 
 def of_ingest(report: IngestReport, dataset: Path) -> Result:

@@ -20,7 +20,8 @@ from reclaim.serving.answers.stateful import answers
 from reclaim.serving.cell.claims import PERIOD_S
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, OUTCOMES, TOO_MANY_TASKS, why
-from reclaim.serving.cell.task_record import TASK, Known
+from reclaim.serving.cell.task_record import TASK
+from reclaim.serving.cell.views import Known
 from reclaim.serving.models.scorer import TASK_PARTS, Scorer, Scores
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reclaim.cli.app import app
+from reclaim.cli.results import of_history
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus import client as client_module
 from reclaim.data.fetch.prometheus import job, transports
@@ -127,11 +128,34 @@ def test_a_token_is_read_again_when_it_is_refused_and_only_once(tmp_path: Path) 
 
 def test_a_redirection_is_named_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
-    with serving(lambda *_: ok(1)) as (other, came), serving(lambda *_: (302, {"Location": other}, b"")) as (url, _):
+    with (
+        serving(lambda *_: ok(1)) as (other, came),
+        serving(lambda path, *_: (302, {"Location": other + path}, b"")) as (url, _),
+    ):
         redirected = pytest.raises(RefusedError, match=f"redirects to {other}; pass that as --url")
         with Client(Access(url, token_file=tmp_path / "token")) as client, redirected:
             client.json("/api/v1/query", {})
         assert came == []
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("https://prometheus.example/api/v1/query", "redirects to https://prometheus.example; pass that as --url"),
+        ("/prom/api/v1/query", "redirects to http://127.0.0.1:[0-9]+/prom; pass that as --url"),
+        (
+            "https://sso.example/start?rd=/api/v1/query",
+            "start.rd=/api/v1/query, which is not the API, but may be a login",
+        ),
+    ],
+)
+def test_a_redirection_is_answered_with_the_address_to_pass_or_as_a_login(location: str, message: str) -> None:
+    with (
+        serving(lambda *_: (301, {"Location": location}, b"")) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(RefusedError, match=message),
+    ):
+        client.json("/api/v1/query", {})
 
 
 @pytest.mark.parametrize(
@@ -201,6 +225,23 @@ def test_failures_that_pass_are_tried_again_and_the_others_are_not() -> None:
         with pytest.raises(TraceError, match=f"given up after {client_module.TRIES} tries"):
             client.json("/api/v1/query", {})
         assert len(came) == client_module.TRIES
+
+
+def test_a_server_is_waited_for_as_long_as_it_asks_and_named_by_status_and_title(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.client.time.sleep", pauses.append)
+    page = b"<html>\r\n<head><title>429 Too Many Requests</title></head>\r\n"
+    asked = ["7", "9999", "Fri, 27 Nov 2026 08:00:00 GMT", ""]  # seconds, too many, a date, and none
+
+    def respond(_: str, __: dict[str, str], number: int) -> Answer:
+        return (429, {"Retry-After": asked[number - 1]}, page) if number <= len(asked) else ok(7)
+
+    with serving(respond) as (url, _), Client(Access(url, pause_s=0.5)) as client:
+        assert client.json("/api/v1/query", {}) == 7
+    assert pauses == [7, 120, 2, 4]
+    assert "HTTP 429: 429 Too Many Requests; trying again in 7 s" in caplog.text
 
 
 def test_a_server_that_has_not_started_yet_is_waited_for() -> None:
@@ -352,6 +393,57 @@ def test_a_fetch_that_goes_on_says_what_the_whole_history_lacks(tmp_path: Path) 
         rest = fetch_history(config, out)
         assert (rest.fetched, rest.missing) == (1, whole)
         assert fetch_history(config, out).missing == whole
+
+
+def test_a_fetch_says_since_when_there_is_usage_and_where_it_is_missing(tmp_path: Path) -> None:
+    """Of five pieces the first two are older than what the server keeps, and in the fourth nothing was scraped."""
+    past_s = 1_793_577_600  # 2026-11-02
+    there = [range(past_s - 21_600, past_s - 14_400, 60), range(past_s - 7_200, past_s, 60)]
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        if "count" in headers["body"] or "vector" in headers["body"]:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        values = [[moment, "1"] for span in there for moment in span]
+        return ok({"resultType": "matrix", "result": [{"metric": {"pod": "a", "container": "b"}, "values": values}]})
+
+    with serving(respond) as (url, _):
+        config = HistoryConfig(Access(url), days=5 / 12, end="2026-11-02", transport="query")
+        for fetched in (5, 0):
+            report = fetch_history(config, tmp_path / "out")
+            assert report.fetched == fetched
+            assert report.empty_s == (past_s - 36_000, past_s - 28_800, past_s - 14_400)
+            lines = of_history(report, tmp_path / "out")[1]
+            assert lines[1:] == [
+                "no usage before 2026-11-01 18:00 UTC: 0.25 of 0.4167 days are there; the server may keep no more",
+                "no usage in 1 of the pieces after that, the first of 2026-11-01 20:00 UTC",
+            ]
+        there[:] = [range(past_s - 36_000, past_s, 60)]
+        whole = fetch_history(config, tmp_path / "whole")
+        assert (whole.empty_s, of_history(whole, tmp_path)[1][1:]) == ((), [])
+
+
+@pytest.mark.parametrize(("namespace", "said"), [("shop", True), (None, False)])
+def test_a_namespace_under_which_no_pod_is_listed_is_doubted(namespace: str | None, said: bool, tmp_path: Path) -> None:
+    """Its labels are `exported_namespace` and so on, and that of its own is not `shop`."""
+    past_s = 1_793_577_600  # 2026-11-02
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        body = headers["body"]
+        if path != "/api/v1/query" or "kube_" in body:
+            return ok({"resultType": "vector", "result": []}) if "kube_" in body else (404, {}, b"not here")
+        if "count" in body or "vector" in body:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        values = [[moment, "1"] for moment in range(past_s - 7_200, past_s, 60)]
+        return ok({"resultType": "matrix", "result": [{"metric": {"pod": "a", "container": "b"}, "values": values}]})
+
+    with serving(respond) as (url, _):
+        config = HistoryConfig(
+            Access(url), days=1 / 12, end="2026-11-02", transport="query", namespace=namespace, probe=True
+        )
+        lines = of_history(fetch_history(config, tmp_path / "out"), tmp_path / "out")[1]
+    assert any("so leave --namespace out" in line for line in lines) == said
 
 
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:

@@ -237,6 +237,22 @@ def test_a_pod_that_moves_leaves_its_windows_on_the_node_where_they_were() -> No
     assert [row for row in fold(early)[0] if row[s.END_US] <= (T0 + 3600) * US] == before
 
 
+@pytest.mark.parametrize("moved_s", [3900, PIECE_S + 300])
+def test_a_pod_whose_usage_names_no_node_is_where_its_listing_says_at_the_time(moved_s: int) -> None:
+    """A kubelet's `instance` may be an address, and a pod of a set comes again on another node."""
+    spans = {"a": (0, moved_s - 300), "b": (moved_s, 2 * PIECE_S)}
+    usage = {name: APP | {"id": f"/{name}", "instance": "10.0.0.1:10250"} for name in spans}
+    series = {
+        "cpu": [one(usage[name], counter(*span, 1.0)) for name, span in spans.items()],
+        "pod": [one(POD | {"uid": name, "node": name}, beat(*span)) for name, span in spans.items()],
+    }
+    rows, _, made = fold(series, 2)
+    there = {row[s.MACHINE_ID] for row in rows if row[s.END_US] <= (T0 + moved_s) * US}
+    assert there == {machine_id("a")}
+    assert {row[s.MACHINE_ID] for row in rows if row[s.START_US] >= (T0 + moved_s) * US} == {machine_id("b")}
+    assert [task.place_at(task.seen_us) for task in made.tasks.values()] == ["b"]
+
+
 def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_says_nothing() -> None:
     usage = {"cpu": [one(APP, counter(0, 7200, 1.0))]}
     restarts = [one(APP, [*beat(0, 600, 3, 60), *beat(600, 7200, 4, 60)])]

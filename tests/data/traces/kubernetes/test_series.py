@@ -34,6 +34,20 @@ def test_of_several_scrapers_one_is_taken_and_they_are_not_added() -> None:
     assert first[s.SAMPLE_RATE_HZ] == pytest.approx(19 / 300)
 
 
+def test_of_scrapers_that_follow_each_other_both_count_and_of_a_pair_one() -> None:
+    """A job that was renamed after an hour, and a second server that began then."""
+    named = {name: APP | {"job": name} for name in ("kubelet", "cadvisor")}
+    before, after = counter(0, 3600, 0.5), [(time, 7 + 0.5 * time) for time in range(3610, 7200, 30)]
+    rows, _, _ = fold({"cpu": [one(named["kubelet"], before), one(named["cadvisor"], after)]})
+    assert len(rows) == 23  # the five minutes before the change are those of neither
+    assert {round(row[s.CPU_MEAN], 9) for row in rows} == {0.5}
+    pair = [one(named["kubelet"], counter(0, 7200, 0.5)), one(named["cadvisor"], after)]
+    assert fold({"cpu": pair})[0] == fold({"cpu": pair[:1]})[0]
+    told = {"restarts": [one(named["kubelet"], beat(0, 3600)), one(named["cadvisor"], [(4000.0, 2.0)])]}
+    _, events, _ = fold({"cpu": pair[:1]} | told)
+    assert s.EventType.FAIL in {event[s.EVENT_TYPE] for event in events}  # though the other said more often that not
+
+
 CGROUP = APP | {"id": "/kubepods/pod1/c1", "name": "c1", "cpu": "total"}
 
 

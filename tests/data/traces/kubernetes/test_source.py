@@ -59,6 +59,21 @@ def test_an_ingest_says_how_many_containers_have_no_window_and_how_many_owners_a
         assert {unseen, guessed} <= set(of_ingest(report, tmp_path / "dataset")[1])
 
 
+def test_kills_of_containers_without_a_window_are_counted_where_they_are_said_to_be_missing(tmp_path: Path) -> None:
+    """One that is killed seconds after each start, of which no two scrapes see the same run."""
+    looping = APP | {"container": "loop"}
+    runs = [one(looping | {"id": f"/{k}"}, [(300 * k + 10, 0.5)]) for k in range(24)]
+    series = {
+        "cpu": [one(APP, counter(0, 7200, 0.3)), *runs],
+        "restarts": [one(looping | {"uid": "u"}, [(300 * k + 20, k) for k in range(24)])],
+        "ended_reason": [one(looping | {"uid": "u", "reason": "OOMKilled"}, beat(310, 7200))],
+    }
+    folder = write_history(tmp_path / "history", series)
+    (unseen,) = ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2)).findings
+    assert "no window, which are not in the dataset: 1 of 2." in unseen
+    assert unseen.endswith("They had 23 out-of-memory kills, as a container that dies as it starts.")
+
+
 def test_an_ingest_of_which_all_is_known_has_no_such_lines(tmp_path: Path) -> None:
     usage = {"cpu": [one(APP, counter(0, 7200, 0.3))]}
     folder = write_history(tmp_path / "history", usage)

@@ -16,7 +16,8 @@ from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.recommend import series
 from reclaim.replay.experiments.recommend.answers import RECENT_US, ask_model
 from reclaim.replay.experiments.recommend.decisions import NOW, Decisions, lay_out
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT
+from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.experiments.recommend.series import TaskRows, largest_task, read_rows
 from reclaim.replay.runs.run import by_name, run_experiment
 from reclaim.training.bundle import load_model

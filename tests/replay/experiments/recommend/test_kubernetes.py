@@ -17,9 +17,15 @@ import yaml
 
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
+from reclaim.data.windows import demand
 from reclaim.features.build import build_features
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.splits import TEST
+from reclaim.replay.experiments.recommend.lines import totals
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT
+from reclaim.replay.experiments.recommend.page import findings
 from reclaim.replay.experiments.recommend.patches import write_patches
+from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 
@@ -151,6 +157,53 @@ def test_a_recorded_kill_raises_the_request_above_the_limit_and_no_other_end_doe
     assert line["cpu"]["picture"]["killed"] == []
     # killed at 2 GiB: 1.2 times are 2457.6 MiB, up to a whole one 2458
     assert (line["memory"]["recommended"], line["memory"]["rule"]) == (2458 * MIB, "out of memory")
+
+
+def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(report: ReplayReport) -> None:
+    def line(request: float | None, limit: float, recommended: float) -> dict[str, Any]:
+        of: dict[str, Any] = {**report.results["workloads"][0], "tasks": 2}
+        saved = None if request is None else request - recommended
+        for r, unit in (("cpu", 1.0), ("memory", GIB)):
+            found = {"request": request, "limit": limit, "recommended": recommended, "reclaimable": saved}
+            of[r] = {**of[r], **{name: amount and amount * unit for name, amount in found.items()}}
+        return of
+
+    # the second is killed at its limit and raised with it, and stays of its class; the last requests nothing now
+    lines: list[dict[str, Any]] = [line(4.0, 4.0, 1.5), line(2.0, 2.0, 2.5), line(1.0, 2.0, 0.5), line(None, 2.0, 0.25)]
+    said = findings({**report.results, "workloads": lines, "totals": totals(lines)})
+    # 2 · (4 + 2 + 1) = 14, 2 · (1.5 + 2.5 + 0.5) = 9, 2 · 0.25 = 0.5
+    assert said[0] == "CPU: requests of 14 cores in all become 9, and 1 workload without a known request would add 0.5"
+    assert said[1].startswith("Memory: requests of 14,336 MiB in all become 9,216, and 1 workload")
+    assert said[1].endswith("would add 512")
+    assert said[-1].startswith("Guaranteed: 1 of the workloads that request both limits would request less")
+    assert not any("Guaranteed" in one or "would add" in one for one in findings(report.results))
+
+
+def test_each_workload_has_the_violations_of_what_it_requested_then(report: ReplayReport, cluster: Path) -> None:
+    """Counted once more from the windows of the test part: how a change of a week ago did."""
+    stored, features = Dataset.open(cluster), FeatureSet.open(cluster)
+    over: dict[int, list[list[bool]]] = {}
+    for of in map(stored.windows, range(stored.n_buckets)):
+        tested = (features.folding.period_and_group(of)[0] == TEST) & (of.start_us >= features.cuts_us[1])
+        needs = np.minimum(demand(of), of.limit)
+        for row in np.flatnonzero(tested):
+            over.setdefault(int(of.collection_id[row]), []).append((needs[row] > REQUEST).tolist())
+    for line in report.results["workloads"]:
+        rates = np.mean(over[line["collection_id"]], axis=0)
+        for k, r in enumerate(s.RESOURCES):
+            assert line[r]["as_requested"] == pytest.approx(rates[k])
+    assert sum(line["cpu"]["as_requested"] for line in report.results["workloads"]) > 0
+
+
+def test_requests_that_rest_on_means_are_said_to_be_lower_bounds(report: ReplayReport) -> None:
+    def said(by_mean: float) -> list[str]:
+        dataset = {**report.results["dataset"], "measured_by_mean": {"cpu": by_mean, "memory": 0.0}}
+        return [one for one in findings({**report.results, "dataset": dataset}) if "lower bounds" in one]
+
+    assert said(0.05) == []
+    (line,) = said(0.97)
+    assert line.startswith("CPU: of 97 % of the windows only the mean is known")
+    assert line.endswith("a scrape every minute shows more")
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")

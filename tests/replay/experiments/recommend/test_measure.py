@@ -27,9 +27,10 @@ from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig, _far_over
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over
 from reclaim.replay.experiments.recommend.page import console_table, findings, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
+from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 from tests.browser import found_in

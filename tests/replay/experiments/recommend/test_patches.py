@@ -23,7 +23,7 @@ KUBECTL = shutil.which("kubectl")
 def of_resource(request: float | None, limit: float | None, recommended: float | None, rule: str) -> dict[str, Any]:
     return {
         "request": request, "limit": limit, "recommended": recommended, "change": None, "reclaimable": None,
-        "rule": rule, "words": rule, "spread": 1.0,
+        "rule": rule, "words": rule, "spread": 1.0, "as_requested": 0.0,
         "violation": {"value": 0.001, "low": 0.0, "high": 0.002, "windows": 1000, "violations": 1},
     }  # fmt: skip
 

@@ -16,7 +16,13 @@ from reclaim.replay.experiments.recommend.policy import ESTIMATE, RULES, Policy,
 
 MIB = 2.0**20
 KUBERNETES = Policy(
-    least=(0.01, 100e6), step=(0.001, MIB), min_change=0.1, history_days=1.0, oom_bump=1.2, oom_bump_by=100 * MIB
+    least=(0.01, 100e6),
+    step=(0.001, MIB),
+    min_change=0.1,
+    history_days=1.0,
+    oom_bump=1.2,
+    oom_bump_by=100 * MIB,
+    largest_memory=float("nan"),
 )
 NAN = float("nan")
 
@@ -78,6 +84,14 @@ def test_after_an_end_out_of_memory_the_request_is_above_the_limit_of_then_even_
     assert settled((0.5, 1500 * MIB), decisions(killed_at=1024 * MIB))[1] == (1500 * MIB, "estimate")
     # the limit does not hold it: it was too low
     assert settled((0.5, 300 * MIB), decisions(killed_at=2048 * MIB))[1] == (2458 * MIB, "out of memory")
+
+
+def test_after_an_end_out_of_memory_no_more_is_requested_than_the_largest_machine_has() -> None:
+    """Where a node of 2200.5 MiB was full of one container, 1.2 times that container is a pod that is never placed."""
+    small = replace(KUBERNETES, largest_memory=2200.5 * MIB)
+    free = replace(decisions(killed_at=2048 * MIB), enforced=np.full((1, 2), NAN))
+    request, rule = small.requests(np.array([(0.5, 300 * MIB)]), free, np.zeros((1, 2), np.bool_))
+    assert (request[0, 1], RULES[rule[0, 1]]) == (2200 * MIB, "out of memory")
 
 
 def test_without_an_answer_the_request_stays_and_without_a_request_there_is_none() -> None:

@@ -16,7 +16,7 @@ from reclaim.features.splits import SEEN, TEST, TRAIN, VALID
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.recommend.answers import _target, ask_statistics
 from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
-from reclaim.replay.experiments.recommend.measure import RecommendConfig
+from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.experiments.recommend.series import TaskRows, _kills, largest_task
 from reclaim.training.margins.answers import Widened
 
