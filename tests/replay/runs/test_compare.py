@@ -194,13 +194,10 @@ def test_runs_stand_in_the_order_of_their_experiment_and_can_be_of_one_alone(mon
 def test_named_runs_have_the_place_in_which_they_were_named_first_and_a_whole_experiment_stands_for_its_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of_whole = [single("ratios", k, {}, estimator=f"e{k}") for k in ("0", "1")]
-    alone = single("ratios", "2", {}, estimator="e2")
-    alone = replace(alone, tags=alone.tags | {TAG_PARENT: "other"})
-    whole = replace(of_whole[0], run_id="whole", tags={})
-    for one in of_whole:
-        one.tags[TAG_PARENT] = "whole"
-    recorded = [*of_whole, alone, whole]
+    runs = [single("ratios", k, {}, estimator=f"e{k}") for k in "012"]
+    parents = ("whole", "whole", "other")
+    runs = [replace(run, tags={**run.tags, TAG_PARENT: of}) for run, of in zip(runs, parents, strict=True)]
+    recorded = [*runs, replace(runs[0], run_id="whole", tags={})]
     monkeypatch.setattr(tracking, "find_runs", lambda name: recorded if name == "ratios" else [])
     chosen = choose(["2", "whole", "0"])
     assert chosen.named == {"2": 0, "0": 1, "1": 1}

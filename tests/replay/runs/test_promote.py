@@ -115,7 +115,7 @@ def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(regis
 def test_the_first_of_a_name_is_compared_with_the_built_in_model_where_a_dataset_is_named(
     dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.champion = None
+    monkeypatch.setattr(registry, "champion", None)
     models = {BUILTIN: guessing(0.5)} | {f"reclaim/{version}": model for version, model in registry.models.items()}
     monkeypatch.setattr(module, "load_model", lambda name: models[name])
     worse = promote([dataset], "reclaim/3")
