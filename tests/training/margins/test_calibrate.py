@@ -14,7 +14,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.windows import MEMORY_MAX, P90, Windows, empty_windows
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.margins.answers import HIGHEST_SHARE, LOWEST_SHARE, Priced, Widened, scores_of
+from reclaim.training.margins.answers import Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import (
     Calibration,
     calibrate,
@@ -24,7 +24,7 @@ from reclaim.training.margins.calibrate import (
     violation_share,
 )
 from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of, rung_of
-from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Margin
+from reclaim.training.margins.margin import HIGHEST_SHARE, LOWEST_SHARE, MARGIN_NAMES, Budgets, Guarded, Margin
 from reclaim.training.margins.price import Price
 
 
