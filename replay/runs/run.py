@@ -239,7 +239,7 @@ def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: Fe
     """
     remedy = (
         f"train on these features, `reclaim train {dataset.path}`, or replay on those that the model was trained on, "
-        f"built by `reclaim features {dataset.path}` with the settings of then"
+        f"built by `reclaim features {dataset.path}` with the settings of that time"
     )
     begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
     for facts in bundle.trained.get("datasets", ()):

@@ -155,10 +155,12 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
             )
             steps.append(Step(rule=BASES[kind], amounts=resources(peak), why=why))
     if held.any():
-        why = f"counts whole in it: {_tasks(whole)} without a forecast, news or estimation, and limits raised of late"
+        why = (
+            f"counts whole in it: {_tasks(whole)} without a forecast, windows or estimation, and limits raised recently"
+        )
         steps.append(Step(rule="unforecast", amounts=resources(held), why=why))
     if found.newcomers.any():
-        why = "the limits of tasks that have been seen for less than an hour, which foresee themselves badly"
+        why = "the limits of tasks that have been seen for less than an hour, whose forecasts are the least certain"
         steps.append(Step(rule="newcomers", amounts=resources(found.newcomers[0]), why=why))
     return steps
 

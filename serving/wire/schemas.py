@@ -1,8 +1,9 @@
 """Schemas of the stateless routes: requests, answers and the one shape of a refusal.
 
-Amounts are in any unit that the caller keeps to, CPU cores and bytes by default. All that is computed is relative to
-the task's limit, and an answer has the unit of its request. Times are whole microseconds on any one clock, as in
-a dataset, so that a history taken from a trace has exactly the numbers of its replay.
+Amounts are in the units of the dataset that the model was trained on: a price weighs a task by its limit over the mean
+limit there. The built-in model and one of several datasets take any unit. An answer has the unit of its request.
+Times are whole microseconds on any one clock, as in a dataset, so that a history taken from a trace has exactly the
+numbers of its replay.
 
 A model trained on features of related tasks reads the other tasks of the request as well: siblings are those of the
 same collection, earlier runs those of the same user and logical name. Any other model reads a task's own history alone.
@@ -209,7 +210,11 @@ class ReservationRequest(Wire):
     margin: MarginName | None = Field(
         default=None, description="Safety margin: baseline, medium or aggressive; the service's default where absent."
     )
-    units: Units = Field(default_factory=Units, description="Names the unit of all amounts; any one will do.")
+    units: Units = Field(
+        default_factory=Units,
+        description="Names the unit of all amounts: that of the dataset that the model was trained on. For the "
+        "built-in model, and for one of several datasets, any unit will do.",
+    )
 
     @field_validator("tasks")
     @classmethod

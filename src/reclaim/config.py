@@ -164,10 +164,8 @@ def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         return _build(kind, value, where, path)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        for option in get_args(kind):
-            if option is type(None):
-                continue
-            return _convert(option, value, where, path)
+        option = next(option for option in get_args(kind) if option is not type(None))
+        return None if value is None else _convert(option, value, where, path)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where}: {name} is a list, got {value!r}")

@@ -57,6 +57,9 @@ def run_demo(
     say("builtin   would serve this cell from its first hour: `reclaim serve --model builtin`")
     say("train     a network of this cell")
     trained = run_training(dataset.path, TrainConfig(seed=seed), progress=lambda stage: say(f"          {stage}"))
+    if trained.champion != trained.version:
+        served = f"{trained.model}/{trained.champion}" if trained.champion else "the built-in model"
+        say(f"          {trained.model}/{trained.version} is not champion: `reclaim serve` answers with {served}")
     models = [load_model(BUILTIN), load_model(f"{trained.model}/{trained.version}")]
     say("replay    both, and the statistical estimators: baseline, medium and aggressive margins")
     return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=by_name(models))

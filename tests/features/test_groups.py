@@ -14,8 +14,8 @@ WINDOW_US = 300_000_000
 
 
 def test_ages_and_tiers_fall_into_their_classes() -> None:
-    ages = [AGES[k] for k in age_key(np.array([60.0, 300.0, 301.0, 7200.0, 86_400.0, 86_401.0]))]
-    assert ages == ["up to 5 min", "up to 5 min", "up to 2 h", "up to 2 h", "up to 24 h", "older"]
+    ages = [AGES[k] for k in age_key(np.array([60.0, 300.0, 301.0, 7200.0, 7201.0, 86_400.0, 86_401.0]))]
+    assert ages == ["up to 5 min"] * 2 + ["up to 2 h"] * 2 + ["up to 24 h"] * 2 + ["older"]
     assert [TIER_LABELS[k] for k in tier_key(np.array([-1, 0, 3], np.int8))] == ["unknown", "free", "prod"]
 
 

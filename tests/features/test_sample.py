@@ -124,6 +124,17 @@ def test_how_a_dataset_is_cut_into_buckets_decides_nothing(
     assert np.array_equal(np.concatenate([parts[0][1], parts[1][1]]), weight)
 
 
+def test_the_share_of_the_validation_and_of_the_test_is_that_of_all_parts_together(windows: Windows) -> None:
+    edge, n = windows.task_starts()[50], len(windows)
+    for period, config in ((VALID, SampleConfig(valid=1_000)), (TEST, SampleConfig(test=1_000))):
+        counts = [
+            RowCounts.of(w, *everywhere(period, len(w))[:2])
+            for w in (windows.take(slice(0, edge)), windows.take(slice(edge, None)))
+        ]
+        shares = Shares.within(counts, config)
+        assert (shares.valid, shares.test) == pytest.approx((1_000 / n, 1.0) if period == VALID else (1.0, 1_000 / n))
+
+
 def test_a_sample_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"valid must be at least 1, got 0"):
         SampleConfig(valid=0)

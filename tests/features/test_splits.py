@@ -27,7 +27,9 @@ from reclaim.features.splits import (
     SplitConfig,
     SplitCounts,
     cuts_us,
+    drawn,
     groups,
+    in_period,
     inside_period,
     periods,
     permitted,
@@ -49,6 +51,13 @@ def test_a_dataset_held_out_for_tests_has_nothing_to_train_on_and_sets_margins_o
     assert cuts == (1000 * S, 1300 * S)
     end_us = np.array([1000, 1001, 1299, 1300, 2000]) * S  # a window ends at the start of the trace at the earliest
     assert periods(end_us, cuts).tolist() == [VALID, VALID, VALID, TEST, TEST]
+
+
+def test_a_dataset_trained_on_and_tested_has_three_periods_one_after_another() -> None:
+    cuts = cuts_us(1000 * S, 2000 * S, SplitConfig(train_share=0.55, valid_share=0.2))
+    assert cuts == (1550 * S, 1750 * S)
+    end_us = np.array([1001, 1549, 1550, 1749, 1750, 2000]) * S
+    assert periods(end_us, cuts).tolist() == [TRAIN, TRAIN, VALID, VALID, TEST, TEST]
 
 
 def test_a_dataset_only_trained_on_is_filled_by_training_and_validation_in_their_proportion() -> None:
@@ -100,6 +109,16 @@ def test_each_period_permits_its_groups_and_none_the_tasks_inside_an_alloc() -> 
     assert permitted(TRAIN, every).tolist() == [True, False, False, False]
     assert permitted(VALID, every).tolist() == [True, True, False, False]
     assert permitted(TEST, every).tolist() == [True, True, True, False]
+    assert in_period(VALID, np.array([VALID, VALID, VALID, TRAIN], np.uint8), every).tolist() == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert not in_period(TEST, np.full(4, VALID, np.uint8), every).any()
+
+
+def test_the_number_drawn_for_an_id_is_that_of_splitmix64_so_groups_stay_what_they_were() -> None:
+    # the first outputs of its reference for the seeds 0 and 1, of which the upper 53 bits count
+    first = [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]
+    assert drawn(np.array([0, 1])).tolist() == [(x >> 11) / 2**53 for x in first]
 
 
 def test_a_target_is_known_when_all_it_rests_on_was_measured_by_the_end_of_its_own_period() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from reclaim.cli.app import app
 from reclaim.config import config_from, load_config
 from reclaim.data.errors import ConfigError
+from reclaim.data.ingest.job import IngestConfig
 from reclaim.training.settings import CONFIGS, TrainConfig, config_file, shipped_configs
 from reclaim.training.tracking.runs import find_run
 from tests.series import dataset_of
@@ -95,3 +96,14 @@ def test_a_table_next_to_dotted_names_of_it_adds_to_them_and_stays_as_it_was() -
         assert (made.fit.epochs, made.fit.dropout) == (7, 0.1)
     assert fit == {"dropout": 0.1}
     assert load_config(TrainConfig, None, ["fit.epochs=7", "fit={dropout=0.1}"]) == made
+
+
+def test_a_table_of_an_unknown_name_is_refused_even_where_it_is_empty() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'fits'; did you mean 'fit'\?"):
+        config_from(TrainConfig, {"fits": {}})
+
+
+def test_none_is_a_value_of_a_setting_that_has_it_as_its_default_and_of_no_other() -> None:
+    assert config_from(IngestConfig, {"buckets": None}) == IngestConfig()
+    with pytest.raises(ConfigError, match="seed must be int, got None"):
+        config_from(TrainConfig, {"seed": None})

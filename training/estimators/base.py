@@ -198,20 +198,19 @@ class Estimator(ABC):
         if rows is not None:
             block = block[rows]
         cuts = [*(int(np.searchsorted(block, block[n * part // threads])) for part in range(threads)), n]
-        written = out if rows is None else np.empty_like(out)
 
         def fold_part(part: int, _: int) -> None:
             mine = slice(cuts[part], cuts[part + 1])
             if rows is None:
-                fold(slot[mine], *(column[mine] for column in columns), written[mine])
+                fold(slot[mine], *(column[mine] for column in columns), out[mine])
             else:
-                fold(slot[rows[mine]], *(column.take(rows[mine], axis=0) for column in columns), written[mine])
+                fold(slot[rows[mine]], *(column.take(rows[mine], axis=0) for column in columns), out[mine])
 
         in_parts(fold_part, n, threads)
         if rows is not None:
             place = np.empty(n, np.int64)
             place[rows] = np.arange(n)
-            out[:] = written.take(place, axis=0)
+            out[:] = out.take(place, axis=0)
 
     @property
     def _made_by(self) -> str:

@@ -169,8 +169,10 @@ class OnlineMachines:
     @property
     def at_once(self) -> Floats:
         """Share of the machines that passed at the last time that has counted, (B, R); NaN before the first."""
-        at = np.flatnonzero(self._state["day"] == self._state["clock"][1])
-        known: Floats = self._state["at_once"][at[0]] if len(at) else np.full(self._state["log"].shape, np.nan)
+        time = int(self._state["clock"][1])
+        if time < 0:
+            return np.full(self._state["log"].shape, np.nan)
+        known: Floats = self._state["at_once"][time % self._times_a_day]
         return known.copy()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,9 @@ from reclaim.data.core.arrays import blank_records
 from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.margins.ladder import TOP_RUNG, Ladder, price_of, reserved_at, rung_for, rung_of
-from reclaim.training.margins.margin import Margin, three_margins, under
+from reclaim.training.margins.margin import HIGHEST_SHARE, LOWEST_SHARE, Margin, three_margins, under
 from reclaim.training.margins.own_price import Risk
 from reclaim.training.margins.price import Price, three_prices
-
-LOWEST_SHARE: Final = -0.95
-"""Narrowest margin looked at: a twentieth of what the estimator said."""
-HIGHEST_SHARE: Final = 1e3
-"""Widest margin looked at: in effect the limit, for every task that uses anything at all."""
 
 Rows = NDArray[np.int64] | NDArray[np.bool_] | slice
 Setting = Margin | Price

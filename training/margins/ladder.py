@@ -226,7 +226,7 @@ def _fill(
     """Write the shares of least cost at each price, and the limit."""
     share, risk = points[0], points[1]
     n_thresholds = survival.shape[2]
-    share[n_thresholds], risk[n_thresholds] = _ONE, _ZERO  # the limit, which nothing violates
+    share[n_thresholds], risk[n_thresholds] = _ONE, _ZERO  # the limit: no threshold at or above it is cheaper
     for i in range(len(out)):
         for c in range(out.shape[1]):
             s, r, to = survival[i, c], thresholds[i, c], out[i, c]
@@ -235,5 +235,5 @@ def _fill(
                     to[k] = np.float32(math.nan)
                 continue
             for j in range(n_thresholds):
-                share[j], risk[j] = r[j], s[j] if r[j] < _ONE else _ZERO
+                share[j], risk[j] = r[j], s[j]
             _cheapest(share, risk, prices, np.float32(1.0 / weight[i, c]), to)

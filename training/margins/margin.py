@@ -52,6 +52,10 @@ class Budgets:
 MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
 """Widest and safest first, as in Borg's experiment (EuroSys'15, Figure 12)."""
 
+LOWEST_SHARE: Final = -0.95
+"""Narrowest margin looked at: a twentieth of what the estimator said."""
+HIGHEST_SHARE: Final = 1e3
+"""Widest margin looked at: in effect the limit, for every task that uses anything at all."""
 STARTUP_HOLD_S: Final = 300.0
 """Time in seconds for which a new task keeps its limit, to let start-up transients pass (EuroSys'15, section 5.5)."""
 
@@ -103,7 +107,7 @@ class Margin:
     @property
     def bounds(self) -> NDArray[np.float64]:
         """Least and largest logarithm that ``moved`` is for; shape (2, n_tiers, n_resources)."""
-        log = np.log([0.05, 1e3])  # those of a margin that is set (``answers.LOWEST_SHARE``)
+        log = np.log1p([LOWEST_SHARE, HIGHEST_SHARE])
         return np.broadcast_to(log[:, None, None], (2, len(TIER_LABELS), len(RESOURCES)))
 
     def moved(self, log: NDArray[np.float64]) -> Margin:

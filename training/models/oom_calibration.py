@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster, Heads, InputRanges
 
 FEW: Final = 20
-"""Positive tasks (rows, where tasks are unknown) below which the slope is at most 1: that a forecast should be
-surer of itself, fewer do not tell."""
+"""Positive tasks below which the slope is at most 1: that a forecast should be surer of itself, fewer do not tell."""
 SMALLEST: Final = 1e-12
 """Probabilities are taken no nearer to 0 or 1 than this, so that their log-odds are finite."""
 SMALLEST_SLOPE: Final = 0.01
@@ -94,7 +93,7 @@ class ProbabilityCalibration:
 
 
 def fit_probability(
-    probability: NDArray[np.float64], oom: NDArray[np.float32], task: NDArray[np.int64] | None = None
+    probability: NDArray[np.float64], oom: NDArray[np.float32], task: NDArray[np.int64]
 ) -> ProbabilityCalibration:
     """Fit slope and intercept of each horizon, or as much of them as the positive rows allow.
 
@@ -104,8 +103,8 @@ def fit_probability(
         As forecast for validation rows; NaN where nothing was.
     oom : float32, shape (n, n_horizons)
         0 or 1; NaN unknown.
-    task : int64, shape (n,), or None
-        The task of each row: its rows are positive together, so ``FEW`` counts tasks where they are known.
+    task : int64, shape (n,)
+        The task of each row: its rows are positive together, so ``FEW`` counts tasks.
     """
     slopes, intercepts, notes = [], [], []
     without: dict[int, int] = {}
@@ -114,9 +113,7 @@ def fit_probability(
         known = np.isfinite(probability[:, h]) & np.isfinite(oom[:, h])
         label = oom[known, h] > 0.5
         z = _log_odds(probability[known, h])
-        of = np.flatnonzero(label) if task is None else task[known][label]
-        positives = len(np.unique(of))
-        unit = "rows" if task is None else "tasks"
+        positives = len(np.unique(task[known][label]))
         slope, intercept = 1.0, 0.0
         if not np.isfinite(oom[:, h]).any():
             unlabelled.append(horizon_s)
@@ -126,7 +123,7 @@ def fit_probability(
             without[horizon_s] = len(label)
         elif label.all():
             notes.append(
-                f"OOM within {horizon_s} s: {positives} positive {unit} among {len(label)} validation rows, "
+                f"OOM within {horizon_s} s: {positives} positive tasks among {len(label)} validation rows, "
                 f"so the probability {_BARE}"
             )
         else:
@@ -136,7 +133,7 @@ def fit_probability(
                 intercept = _fit(z, label, slope)[1]
                 notes.append(
                     f"OOM within {horizon_s} s: the slope of the probability is {slope:g}, not {wanted:.3g}, for "
-                    f"{positives} positive {unit} among {len(label)} validation rows carry no more"
+                    f"{positives} positive tasks among {len(label)} validation rows carry no more"
                 )
         slopes.append(slope)
         intercepts.append(intercept)

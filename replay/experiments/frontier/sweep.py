@@ -13,9 +13,9 @@ from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.replay.open_loop.rows import sums_by
-from reclaim.training.margins.answers import HIGHEST_SHARE, LOWEST_SHARE, Answers, Priced, Widened
+from reclaim.training.margins.answers import Answers, Priced, Widened
 from reclaim.training.margins.ladder import TOP_RUNG, Ladder, at_rung
-from reclaim.training.margins.margin import guard, young_runs
+from reclaim.training.margins.margin import HIGHEST_SHARE, LOWEST_SHARE, guard, young_runs
 from reclaim.training.margins.violation import needed, violates, violates_in_kernel
 
 Floats = NDArray[np.float64]

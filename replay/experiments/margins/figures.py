@@ -76,7 +76,7 @@ def cell_in_turn(results: Results) -> Figure | None:
             label_segments(axes[0, column], loop["segments"], unit)
             axes[0, column].set_title(f"{estimator['name']}: {RESOURCE_TITLES[RESOURCES[0]]}")
             axes[1, column].set_title(RESOURCE_TITLES[RESOURCES[1]])
-            axes[2, column].set_title("Killed for want of memory, so far")
+            axes[2, column].set_title("Killed out of memory, so far")
             axes[3, column].set_title("Tasks waiting for a machine")
             axes[-1, column].set_xlabel(f"{name_of_unit} since the test period began")
         for ax in axes[:, 0]:  # every column has its scale

@@ -201,7 +201,8 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         **{name: metric.meaning for name, metric in METRICS.items()},
         "what a reservation must cover": (
             f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, capped at the "
-            "limit; of memory the largest usage. Where the trace has neither, the mean of the window stands in."
+            "limit; of memory the largest usage. The mean of the window stands in where the trace has no percentiles "
+            "of CPU, or no largest usage of memory."
         ),
         "margin": (
             "Of a statistical estimator a share of the estimate that is added to it, per resource; of a learned one a "

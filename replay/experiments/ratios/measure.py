@@ -192,8 +192,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "over the limit": "Share of tasks, each by its weight, of which the mean usage is above the limit: CPU that was "
     "free and not granted.",
     "over": "Share of tasks of which in any window the demand (of CPU the 90th percentile, of memory the largest "
-    "usage) passed the reservation of then.",
-    "weight": "A task counts by how long it ran in the test period, as tasks are met by who looks at the cell at some "
+    "usage) passed its reservation.",
+    "weight": "A task counts by how long it ran in the test period, as often as it is seen at a random "
     "moment; with `--set alike=true` every task counts the same. `Ever over` is of tasks, each the same, in any case.",
 }
 

@@ -47,7 +47,7 @@ class WhatIfConfig(ReplayConfig):
     margin: str = "medium"
     """The margin of all of them; one of ``margin.MARGIN_NAMES``."""
     oom_budget: float = 5.0
-    """Tasks killed for want of memory, per 1,000 task-days, that are accepted: at 5 a task dies once in 200 days."""
+    """Tasks killed out of memory, per 1,000 task-days, that are accepted: at 5 a task dies once in 200 days."""
     pending_budget: float = 0.01
     """Share of task-time spent waiting for a machine that is accepted."""
     machines: tuple[int, ...] = ()
@@ -250,7 +250,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
     """Return what the numbers of the results mean."""
     return {
         "fits": (
-            f"The replay kills no more than {config.oom_budget:g} tasks per 1,000 task-days for want of memory, above "
+            f"The replay kills no more than {config.oom_budget:g} tasks out of memory per 1,000 task-days, above "
             f"their own limit or for the machine's sake, and no more than {config.pending_budget:.2%} of the task-time "
             "is spent waiting. Runs that the trace itself ended out of memory end so under any estimator and are not "
             "counted."

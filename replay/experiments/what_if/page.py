@@ -189,7 +189,7 @@ def against_machines(results: Results) -> Figure:
         figure = Figure(figsize=(9.5, 6.6), layout="constrained")
         axes = figure.subplots(2, 1, sharex=True)
         panels = (
-            (KILLS, 1.0, asked["oom_budget"], "Tasks killed for want of memory", "per 1,000 task-days"),
+            (KILLS, 1.0, asked["oom_budget"], "Tasks killed out of memory", "per 1,000 task-days"),
             (PENDING, 100.0, asked["pending_budget"], "Task-time spent waiting for a machine", "%"),
         )
         for ax, (key, unit, budget, title, label) in zip(axes, panels, strict=True):

@@ -434,6 +434,7 @@ def serve(
     prepare_process()
     scheme, named = "http" if tls_cert is None else "https", model or "the champion"
     print_status(f"loading {named}; then {scheme}://{host}:{port}/ answers, with its documentation at that address")
+    print_status("(the first start of an installation compiles for half a minute)")
     from reclaim.serving.launch import serve as run
 
     run(

@@ -56,6 +56,7 @@ def source(
         event(at(40), EventType.SCHEDULE, **batch), event(at(60), EventType.EVICT, **batch),
         event(at(61), EventType.SUBMIT, **batch), event(at(64), EventType.SCHEDULE, **batch),
         event(at(84), EventType.FAIL, **batch),
+        event(0, EventType.SUBMIT, **alloc),  # before the trace, at no time that is known
         event(at(30), EventType.SCHEDULE, **alloc), event(at(30), EventType.SCHEDULE, **inner),
     ]  # fmt: skip
     machine = {"machine_id": "7", "capacity": {"cpus": 0.75, "memory": 1.0}}
@@ -294,6 +295,8 @@ def test_a_grown_workload_has_clones_of_whole_collections_and_one_cut_down_has_f
     assert (np.diff(twice.runs["arrival_us"]) >= 0).all()
     fewer = made.grown(0.4, seed=1)
     assert len(np.unique(fewer.runs["collection"])) == 1
+    batch = next(part for seed in range(99) if len((part := made.grown(0.4, seed=seed)).runs) == 2)
+    assert (batch.runs["after"].tolist(), batch.runs["then"].tolist()) == ([-1, 0], [1, -1])
     with pytest.raises(ConfigError, match="growth must be above 0, got 0"):
         made.grown(0.0, seed=1)
     with pytest.raises(ConfigError, match=r"growth=0\.1 leaves none of 3 collections"):

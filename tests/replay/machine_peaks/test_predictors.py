@@ -247,6 +247,7 @@ def test_a_task_without_a_limit_needs_nothing() -> None:
         (lambda: Largest(()), "at least 1, got 0"),
         (lambda: Bridged(Limit(), gap=0), "gap must be at least 1 snapshot, got 0"),
         (lambda: BetaQuantile(1.0), "above 0 and below 1, got 1.0"),
+        (lambda: MachinePercentile(percentile=101.0), "between 0 and 100, got 101.0"),
         (lambda: BetaQuantile(float("nan")), "above 0 and below 1, got nan"),
         (lambda: BetaQuantile(smoothing=0.5), "at least 1 window and finite, got 0.5"),
         (lambda: BetaQuantile(smoothing=float("inf")), "finite, got inf"),

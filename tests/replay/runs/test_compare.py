@@ -191,6 +191,21 @@ def test_runs_stand_in_the_order_of_their_experiment_and_can_be_of_one_alone(mon
         choose(experiment="margin")
 
 
+def test_named_runs_have_the_place_in_which_they_were_named_first_and_a_whole_experiment_stands_for_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = [single("ratios", k, {}, estimator=f"e{k}") for k in "012"]
+    parents = ("whole", "whole", "other")
+    runs = [replace(run, tags={**run.tags, TAG_PARENT: of}) for run, of in zip(runs, parents, strict=True)]
+    recorded = [*runs, replace(runs[0], run_id="whole", tags={})]
+    monkeypatch.setattr(tracking, "find_runs", lambda name: recorded if name == "ratios" else [])
+    chosen = choose(["2", "whole", "0"])
+    assert chosen.named == {"2": 0, "0": 1, "1": 1}
+    assert {run.run_id for run in chosen.runs} == {"0", "1", "2"}
+    assert choose(["0"]).named == {"0": 0}
+    assert choose().named == {}
+
+
 def test_the_order_of_contenders_is_that_of_their_own_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = {
         "ratios": [

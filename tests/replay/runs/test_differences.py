@@ -1,6 +1,6 @@
 """Recorded replays compared pairwise: which runs are paired, and by which numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ import pytest
 
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.metrics import POSITION, STATS
-from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, USUAL, Paired
-from reclaim.replay.report.units import UnitSums, write_units
+from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, USUAL, WORSE, Paired
+from reclaim.replay.report.units import HINDSIGHT, UnitSums, write_units
 from reclaim.replay.runs.compare import Chosen, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.training.tracking import runs as tracking
@@ -38,6 +38,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
         dataset: str = "cell",
         rows: float = 10.0,
         kept: bool = True,
+        afterwards: Mapping[str, float] | None = None,
         **params: str,
     ) -> list[RunRecord]:
         sums, runs = {}, []
@@ -47,7 +48,10 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
                 one[:, POSITION["rows"]], one[:, POSITION["granted"]] = rows, 1.0
                 one[:, POSITION["reclaimed"]] = RECLAIMED[name] + 0.1 * (margin == "aggressive")
                 sums[name, margin] = one
-                tags = {"dataset": dataset, "dataset_fingerprint": dataset, "whole_experiment": whole}
+                if name in (afterwards or {}):
+                    sums[name, margin + HINDSIGHT] = one.copy()
+                    sums[name, margin + HINDSIGHT][:, POSITION["reclaimed"]] = (afterwards or {})[name]
+                tags = {"dataset": dataset, "dataset_fingerprint": f"#{dataset}", "whole_experiment": whole}
                 tags |= {"estimator": name, "margin": margin, "kind": KINDS.get(name, "statistical")}
                 runs.append(
                     RunRecord(f"{whole}-{name}-{margin}", "", "margins", "FINISHED", 0,
@@ -155,6 +159,23 @@ def test_intervals_are_drawn_as_in_the_replays_where_these_agree(
     runs = experiment("a", "network", margins=("medium",), **one) + experiment("b", "vpa", margins=("medium",), **other)
     assert pairs(runs) == ["medium: network - vpa"]
     assert asked == [expected] * 2  # as set on validation rows, and in hindsight
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "expected"),
+    [
+        # at equal violation borg is the best of the others, and better
+        ({"network": 0.5, "vpa": 0.4, "borg": 0.55}, ("borg", pytest.approx(-0.05), WORSE)),
+        ({"vpa": 0.4, "borg": 0.55}, (None, None, None)),  # as of margins that follow, which have none in hindsight
+    ],
+)
+def test_at_equal_violation_the_opponent_is_the_best_one_there_of_those_that_have_such_numbers(
+    experiment: Experiment, afterwards: dict[str, float], expected: tuple[Any, ...]
+) -> None:
+    runs = experiment("a", "network", "borg", "vpa", margins=("medium",), afterwards=afterwards)
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    assert (row["estimator"], row["against"], row["verdict"]) == ("network", "vpa", BETTER)
+    assert tuple(row.values())[-3:] == expected
 
 
 def test_an_unknown_difference_is_an_empty_cell(experiment: Experiment) -> None:

@@ -112,6 +112,29 @@ def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(regis
         promote([], "reclaim/2")
 
 
+def test_the_first_of_a_name_is_compared_with_the_built_in_model_where_a_dataset_is_named(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "champion", None)
+    models = {BUILTIN: guessing(0.5)} | {f"reclaim/{version}": model for version, model in registry.models.items()}
+    monkeypatch.setattr(module, "load_model", lambda name: models[name])
+    worse = promote([dataset], "reclaim/3")
+    assert (worse.refused, registry.champion) == (True, None)
+    assert worse.why.startswith("reclaim/3 reclaims less than builtin on validation rows")
+    better = promote([dataset], "reclaim/2")
+    assert (better.moved, better.before, registry.champion) == (True, None, "2")
+    assert better.why == "not worse than the built-in model on validation rows"
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_model_of_related_tasks_is_judged_on_features_that_have_them_alone(
+    dataset: Path, registry: Registry, version: str
+) -> None:
+    registry.models[version] = replace(registry.models[version], related=True)
+    with pytest.raises(ConfigError, match=r"reads the features of related tasks.*reclaim features .* related=true"):
+        promote([dataset], "reclaim/2")
+
+
 def test_no_model_is_judged_on_rows_that_it_was_trained_on(dataset: Path, registry: Registry) -> None:
     features = FeatureSet.open(dataset)
     trained = {"fingerprint": features.manifest["dataset"], "trained_until_us": features.cuts_us[0]}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reclaim.serving.cell.claims import PERIOD_S
+from reclaim.serving.cell.claims import PERIOD_S, Claims
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.outcomes import OUTCOMES
 from reclaim.serving.settings import ServingSettings
@@ -117,6 +117,34 @@ def test_after_a_gap_in_which_all_tasks_were_replaced_the_new_ones_are_taken_aft
     memory.passed_s += 1
     assert memory.send(range(200, 210), 4 * HOUR + 2) == {TAKEN}
     assert memory.clock.problem is None
+    assert memory.send(range(200, 206), 8 * HOUR) == {TAKEN}  # the next gap is over for most of these ten
+
+
+def test_a_task_counts_once_by_its_latest_outcome_for_one_to_two_periods() -> None:
+    now_s = 0.0
+    claims = Claims(lambda: now_s)
+
+    def counts() -> tuple[int, int, int]:
+        return claims.taken, claims.too_late, claims.refused
+
+    claims.refuse(np.array([[9, 0]]), np.array([W]), np.array([-1]))
+    assert claims.refused_share == 1
+    claims.take(np.array([0]))
+    assert claims.refused_share == 0.5
+    claims.take(np.arange(3))
+    claims.miss(np.array([5]))
+    assert counts() == (3, 1, 1)
+    now_s = PERIOD_S
+    assert counts() == (3, 1, 1)
+    claims.take(np.array([0, 5, 9]))
+    assert counts() == (5, 0, 1)
+    claims.refuse(np.array([[9, 0]]), np.array([2 * W]), np.array([-1]))
+    assert counts() == (5, 0, 1)
+    assert [values.tolist() for values in claims.claims()] == [[[9, 0]], [2 * W], [-1]]
+    now_s = 2 * PERIOD_S  # the first period is over
+    assert counts() == (3, 0, 1)
+    now_s = 4 * PERIOD_S
+    assert counts() == (0, 0, 0)
 
 
 def test_a_client_that_is_wrong_for_hours_is_not_believed_while_the_cell_goes_on(start: Start) -> None:
@@ -157,6 +185,7 @@ def test_windows_taken_while_this_machines_time_was_ahead_are_named_once_it_is_s
     memory.now_us -= 24 * HOUR * W
     assert memory.send(range(10), 10) == {OUTCOMES.index("too_late")}
     assert "ends 86,400 s after this machine's time, which was set back since" in str(memory.clock.problem)
+    assert memory.tracker.clock_us == memory.now_us  # callers see no time that has not come
     memory.now_us += 24 * HOUR * W
     assert memory.clock.problem is None
 

@@ -86,6 +86,24 @@ def test_the_first_owner_and_name_of_a_task_stay_told_in_one_call_or_in_two(memo
     memory.tell(fact_rows({"task": 1, "user": "eve", "logical_name": "x"}))
     one, other = facts_of(memory), facts_of(memory, 2)
     assert (one["user"], one["name"]) == (other["user"], other["name"])
+    assert min(one["user"], one["name"]) >= 0  # known: -1 is nobody's
+
+
+def test_facts_with_the_number_zero_are_stored_as_any_other(memory: Memory) -> None:
+    names = ("tier", "scheduling_class", "machine", "in_alloc")
+    facts = {"tier": "prod", "scheduling_class": 3, "machine_id": 8, "in_alloc": True}
+    memory.tell(fact_rows({"task": 1, **facts}))
+    assert [int(facts_of(memory)[name]) for name in names] == [3, 3, 8, 1]
+    facts = {"tier": "free", "scheduling_class": 0, "machine_id": 0, "in_alloc": False}
+    memory.tell(fact_rows({"task": 1, **facts}))
+    assert [int(facts_of(memory)[name]) for name in names] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("facts", [{"tier": "prod"}, {"since_us": 9 * W}])
+def test_facts_without_a_limit_leave_the_known_one_as_it_is(memory: Memory, facts: dict[str, Any]) -> None:
+    memory.tell(fact_rows({"task": 1, "limit": 3.0}))  # before the first window
+    memory.tell(fact_rows({"task": 1, **facts}))
+    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
 
 
 def test_a_limit_that_is_told_late_does_not_replace_one_that_began_later(memory: Memory) -> None:

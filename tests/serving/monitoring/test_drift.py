@@ -49,6 +49,13 @@ def test_one_absurd_value_moves_no_mean_beyond_the_range_of_training() -> None:
     assert n.most[0].outside == pytest.approx(0.01)
 
 
+def test_the_share_outside_is_of_the_values_of_all_features() -> None:
+    drift = Drift(_ranges(), NAMES)
+    drift.observe(_x((16.0, 16.0, 0.0), (16.0, np.nan, 0.0)), 0)  # their roots are 2 and 0
+    assert drift.numbers().outside == pytest.approx(3 / 5)
+    assert {f.name: f.outside for f in drift.numbers().most} == {"a": 1.0, "b": 1.0, "c": 0.0}
+
+
 def test_older_rows_fade_with_the_cell_clock_and_a_clock_that_jumps_back_changes_nothing() -> None:
     drift = Drift(_ranges(), NAMES)
     drift.observe(_x((1, 0, 0)), 0)

@@ -173,6 +173,18 @@ def test_a_failure_with_its_memory_at_the_limit_is_an_oom_and_the_probability_is
     assert n.oom_brier.sum() == 0.0625 + 2 * 0.5625
 
 
+def test_an_oom_counts_for_the_answer_that_was_pending_and_for_no_later_one() -> None:
+    live = _live()
+    _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], oom=0.75)
+    live.observe(SLOT_0, _windows((600, 0.1, 1.0)))
+    live.failed(SLOT_0, np.array([900 * S]))
+    live.settle(1_500 * S)
+    _answer(live, 1_800, [[0.5, 0.5], [0.5, 0.5]], oom=0.75)
+    live.observe(SLOT_0, _windows((1_800, 0.1, 0.1)))
+    live.settle(2_700 * S)
+    assert (live.numbers().oom_judged.sum(), live.numbers().oom_met.sum()) == (2, 1)
+
+
 def test_a_failure_that_is_reported_again_counts_once() -> None:
     live = _live()
     for task, failed_s in ([0, 1], [950, 950]), ([0, 0], [950, 950]), ([0, 0, 1], [960, 960, 950]), ([1], [960]):

@@ -44,6 +44,17 @@ def test_the_margin_is_added_and_the_largest_of_the_last_answers_held(make_windo
     assert memory.tolist() == pytest.approx([0.11, 0.55, 0.55, 0.11])
 
 
+def test_each_answer_is_the_largest_of_the_last_ones_however_they_rise_and_fall(make_windows: MakeWindows) -> None:
+    rng = np.random.default_rng(4)
+    windows = make_windows(rng.random(40), rng.random(40))
+    alone, held = (
+        AutopilotMeanEstimator((600.0, 600.0), margin=0.0, hold=hold).update(_slot(windows), windows).reservation
+        for hold in (1, 5)
+    )
+    largest = [alone[max(k - 4, 0) : k + 1].max(axis=0) for k in range(40)]
+    np.testing.assert_array_equal(held, largest)
+
+
 def test_the_percentile_is_of_the_work_and_not_of_the_time(make_windows: MakeWindows) -> None:
     # Nine windows at a memory of 0.1 and one at 0.9, all of the same weight: ends of buckets 0.1025 and 0.9025, so the
     # work is 9 * 0.1025 = 0.9225 and 0.9025. Up to 50.5 % of it is done at 0.1; of the time it would be 90 %.

@@ -212,20 +212,26 @@ def test_the_cell_reaches_the_features(random_forecaster: NetworkForecaster) -> 
     assert _bits(plain) != _bits(large)
 
 
-def test_a_repeated_or_late_window_changes_nothing_that_comes_after(make: Make) -> None:
+@pytest.mark.parametrize(("late", "factor"), [((40, 33, 40), 50.0), ((40, 33), 0.02)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_repeated_or_late_window_changes_nothing_that_comes_after(
+    make: Make, late: tuple[int, ...], factor: float, restarts: bool
+) -> None:
     windows = _histories(8, n_tasks=1, longest=80)
+    if not restarts:
+        windows.scheduled_us[:] = windows.start_us[0]
     n = len(windows)
-    assert n > 20
+    assert n > 50
     slot = np.zeros(n, np.int64)
     expected = make().update(slot, windows)
-    late = windows.take(np.array([10, 3, 10]))
-    late = replace(late, usage=late.usage * 50, percentiles=late.percentiles * 50)
+    again = windows.take(np.array(late))
+    again = replace(again, usage=again.usage * factor, percentiles=again.percentiles * np.float32(factor))
     estimator = make()
-    first = estimator.update(slot[:11], windows.take(slice(0, 11)))
-    estimator.update(slot[:3], late)
-    rest = estimator.update(slot[11:], windows.take(slice(11, n)))
-    assert _bits(first)[:2] == _bits(expected.take(slice(0, 11)))[:2]
-    assert _bits(rest)[:2] == _bits(expected.take(slice(11, n)))[:2]
+    first = estimator.update(slot[:41], windows.take(slice(0, 41)))
+    estimator.update(slot[: len(late)], again)
+    rest = estimator.update(slot[41:], windows.take(slice(41, n)))
+    assert _bits(first)[:2] == _bits(expected.take(slice(0, 41)))[:2]
+    assert _bits(rest)[:2] == _bits(expected.take(slice(41, n)))[:2]
 
 
 def test_saved_and_restored_in_the_middle_it_goes_on_as_if_it_had_not_stopped(make: Make, tmp_path: Path) -> None:

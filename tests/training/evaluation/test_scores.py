@@ -70,6 +70,13 @@ def test_the_scores_of_quantiles_by_hand() -> None:
     assert scores == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_width_is_the_distance_of_the_highest_from_the_lowest_of_any_number_of_quantiles() -> None:
+    highest = FORECAST.quantiles[..., -1:] + np.float32(0.1)
+    three = replace(FORECAST, quantiles=np.concatenate([FORECAST.quantiles, highest], axis=-1))
+    scores = score_forecast(three, Y, OOM, (*LEVELS, 0.99))["cpu"]["300s"]
+    assert scores["width"] == pytest.approx((0.3 + 0.7 + 0.3) / 3)
+
+
 def test_a_demand_above_the_limit_counts_as_the_limit() -> None:
     at_the_limit, above = (
         score_forecast(FORECAST, *truth_of([y] * 4, [0.0] * 4), LEVELS)["cpu"]["300s"] for y in (1.0, 9.0)
@@ -135,6 +142,7 @@ def test_every_group_has_the_scores_that_its_rows_have_alone() -> None:
                 for horizon, values in horizons.items():
                     assert of_group[target][horizon] == pytest.approx(values), (name, target, horizon)
     whole = score_forecast(forecast, y, oom, LEVELS)
+    assert scores["oom"]["3600s"]["positives"] == whole["oom"]["3600s"]["positives"] == oom[:, 1].sum() > 1
     for target in TARGETS:
         for horizon, values in whole[target].items():
             assert scores[target][horizon] == pytest.approx(values)

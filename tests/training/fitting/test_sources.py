@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SIGNALS
@@ -121,6 +122,29 @@ def test_a_feature_is_hidden_where_the_shortest_training_was_shorter_than_twice_
     lags = [name for name in hidden if name.startswith("same_hour")]
     expected = {*hidden, *(f"{signal}_{lag}" for signal in SIGNALS for lag in lags)} - {*lags}
     assert {FEATURE_NAMES[k] for k in sources.hidden_features([trained_for(20), trained_for(days)])} == expected
+
+
+@pytest.mark.parametrize(("role", "kept"), [("all", 0.2), ("train", 0.0)])
+def test_the_collections_that_a_training_kept_unseen_are_none_where_no_test_follows(role: str, kept: float) -> None:
+    split = {"role": role, "test_unseen_share": 0.2}
+    features = SimpleNamespace(cuts_us=(5, 7), manifest={"config": {"split": split}})
+    found = Source(cast(Any, None), cast(FeatureSet, features)).split_facts
+    assert found == {"trained_until_us": 5, "tuned_until_us": 7, "kept_unseen": kept}
+
+
+def test_datasets_are_opened_in_the_order_of_their_fingerprints_and_must_agree_on_related_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    related = {"a": True, "b": True, "c": False}
+    monkeypatch.setattr(
+        "reclaim.data.dataset.Dataset.open", lambda path: SimpleNamespace(path=path, fingerprint=path.name)
+    )
+    monkeypatch.setattr(FeatureSet, "open", lambda path: SimpleNamespace(role="all", related=related[path.name]))
+    for order in ("ab", "ba"):
+        assert [source.dataset.fingerprint for source in sources.open_sources([Path(k) for k in order])] == ["a", "b"]
+    for order in ("abc", "ca"):
+        with pytest.raises(ConfigError, match=r"^c: its features lack those of related tasks"):
+            sources.open_sources([Path(k) for k in order])
 
 
 def _four_rows(inside: list[bool]) -> Source:

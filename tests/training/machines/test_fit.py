@@ -14,6 +14,7 @@ from reclaim.training.machines.terms import (
     PASSED,
     RATES,
     T_BAND,
+    T_HELD,
     T_LIMIT,
     T_MEAN,
     T_PASSED,
@@ -106,6 +107,15 @@ def test_margins_are_those_that_the_peaks_asked_for() -> None:
     for budget in BUDGETS:
         over = rows.peak > curve.peak(rows.sums, curve.margin(budget), 1.0) * (1 + 1e-9)
         assert over.sum() <= budget * 2_000
+
+
+def test_what_is_reclaimed_is_of_all_limits_those_of_tasks_without_a_forecast_among_them() -> None:
+    rows, curve = machines(50), MachineCurve()
+    with_held = MachineRows(rows.sums.copy(), rows.peak, rows.machine, 1.0)
+    with_held.sums[:, T_HELD] = 3.0  # each is reserved whole
+    limit, reclaimed = rows.sums[:, T_LIMIT].sum(), rows.reclaimed(curve, 2.0)
+    assert 0 < reclaimed < 1
+    assert with_held.reclaimed(curve, 2.0) == pytest.approx(reclaimed * limit / (limit + 50 * 3.0))
 
 
 def test_with_too_few_peaks_for_the_smallest_budget_the_bound_keeps_its_own_exponents() -> None:

@@ -118,6 +118,7 @@ def test_it_goes_on_to_the_bit_from_its_arrays(horizon_s: int) -> None:
     ours, theirs = (OnlineMachines([MachineCurve()], BUDGETS, horizon_s) for _ in range(2))
     counted(ours, range(1_000), 100, lambda slot: drawn[slot])
     theirs.recall({name: array.copy() for name, array in ours.memory().items()})
+    np.testing.assert_array_equal(ours.margins, theirs.margins)
     for online in (ours, theirs):
         counted(online, range(1_000, 2_000), 100, lambda slot: drawn[slot])
     np.testing.assert_array_equal(ours.margins, theirs.margins)
@@ -126,6 +127,24 @@ def test_it_goes_on_to_the_bit_from_its_arrays(horizon_s: int) -> None:
     assert (ours.asked != np.array(BUDGETS)[:, None]).all()
     with pytest.raises(ConfigError, match="start afresh"):
         theirs.recall({})
+
+
+def test_before_the_first_outcome_nothing_is_known_of_them() -> None:
+    online = OnlineMachines([MachineCurve()], BUDGETS, 3_600)
+    for share in (online.recent, online.at_once, online.most_at_once):
+        assert np.isnan(share).all()
+
+
+def test_a_time_at_which_no_machine_is_judged_spends_nothing_and_makes_nothing_good() -> None:
+    online = OnlineMachines([MachineCurve()] * 2, BUDGETS, 3_600)
+    for slot in range(40):
+        online.reach(slot)
+        passed = np.tile([11 if slot == 0 else 0, 0], (len(BUDGETS), 1))
+        online.count(slot, np.array([100 if slot == 0 else 0, 100]), passed)
+    assert online.lowered[:, 0] == pytest.approx([math.exp(-0.99 / 12)] * 3)
+    assert online.judged.tolist() == [100, 26 * 100]
+    assert (online.lowered[:, 1] == 1).all()
+    assert (online.at_once == 0).all()
 
 
 def test_switched_off_it_counts_and_moves_nothing() -> None:

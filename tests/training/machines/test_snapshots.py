@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from reclaim.data.windows import CPU_MEAN, Windows, empty_windows
+from reclaim.data.schema import UNKNOWN_ID
+from reclaim.data.windows import CPU_MEAN, Windows, concatenate, empty_windows
 from reclaim.training.machines.snapshots import Snapshots, lay_out_cell, slot_s_of
 
 S = 1_000_000
@@ -55,6 +57,49 @@ def test_of_several_windows_in_a_slot_the_largest_counts_and_the_first_ones_limi
     assert cell is not None
     assert cell.peak.tolist() == [0.9] * (20 - HOUR)
     assert cell.limit.tolist() == [1.0] * (20 - HOUR)
+
+
+def test_a_machine_is_judged_at_times_whose_rows_all_are_and_the_others_stay_its_record() -> None:
+    windows = windows_of(*((1, slot, slot / 100) for slot in range(30)), *((2, slot, 0.2) for slot in range(30)))
+    judged = (windows.start_us >= 4 * SLOT_US) & (windows.start_us < 10 * SLOT_US)
+    judged[windows.task_starts()[1] + 6] = False  # one of the two rows of slot 6
+    cell, whole = (lay_out_cell(windows, 0, SLOT_US, 3_600, judged=of) for of in (judged, None))
+    assert cell is not None
+    assert whole is not None
+    assert (cell.start_us // SLOT_US).tolist() == [4, 5, 7, 8, 9]
+    assert cell.peak.tolist() == [whole.peak[slot] for slot in (4, 5, 7, 8, 9)]
+    assert cell.peak[0] == pytest.approx(0.16 + 0.2)  # of slot 16, which is not judged
+
+
+def test_machines_laid_out_together_are_those_laid_out_alone_and_rows_of_which_something_is_unknown_are_left_out() -> (
+    None
+):
+    alone = [windows_of(*((task, slot, task / 10) for slot in range(16 + task))) for task in range(1, 7)]
+    for k, windows in enumerate(alone):
+        windows.machine_id[:] = 10 - k
+    alone[3].machine_id[:], alone[4].usage[:], alone[5].limit[:] = UNKNOWN_ID, np.nan, np.nan
+    short = windows_of((8, 0, 0.1))  # of a machine of which no peak is known
+    short.machine_id[:] = 99
+    cell = lay_out_cell(concatenate([*alone, short]), 0, SLOT_US, 3_600)
+    assert cell is not None
+    assert cell.n_machines == 3
+    offsets = np.cumsum([0, *map(len, alone)])
+    for machine, k in enumerate((2, 1, 0)):  # by their ids
+        mine = lay_out_cell(alone[k], 0, SLOT_US, 3_600)
+        assert mine is not None
+        here = cell.machine == machine
+        assert cell.peak[here].tolist() == mine.peak.tolist() == [(k + 1) / 10] * (5 + k)
+        assert cell.start_us[here].tolist() == mine.start_us.tolist()
+        assert cell.rows[here[cell.snapshot]].tolist() == (mine.rows + offsets[k]).tolist()
+
+
+def test_values_of_rows_add_up_at_each_time_column_by_column() -> None:
+    cell = lay_out_cell(windows_of(*((task, slot, 0.1) for task in (1, 2) for slot in range(16))), 0, SLOT_US, 3_600)
+    assert cell is not None
+    values = np.stack([cell.rows, np.ones(len(cell.rows)), 10.0 * cell.rows], axis=1)
+    both = np.arange(4) * 2 + 16.0  # rows k of one task and 16 + k of the other
+    np.testing.assert_array_equal(cell.total(values), np.stack([both, np.full(4, 2.0), 10 * both], axis=1))
+    np.testing.assert_array_equal(cell.total(values[:, 0]), both)
 
 
 def test_a_slot_is_five_minutes_or_the_usual_window_where_that_is_longer() -> None:

@@ -63,9 +63,29 @@ def test_chosen_rows_answer_as_they_do_among_all(make) -> None:  # type: ignore[
     for name in MARGIN_NAMES:
         whole = answers.under(settings, name, windows)
         assert answers.take(rows).under(settings, name, windows.take(rows)).tolist() == whole[rows].tolist()
-        assert (
-            answers.take(slice(3, 5)).under(settings, name, windows.take(slice(3, 5))).tolist() == whole[3:5].tolist()
-        )
+        for chosen in (slice(3, 5), np.arange(9) > 6):
+            assert answers.take(chosen).under(settings, name, windows.take(chosen)).tolist() == whole[chosen].tolist()
+        of_these = answers.take(rows).take(np.array([2, 0]))
+        assert of_these.under(settings, name, windows.take(np.array([7, 5]))).tolist() == whole[[7, 5]].tolist()
+
+
+def test_ladders_of_parts_are_joined_in_their_order_with_their_risks() -> None:
+    rng = np.random.default_rng(4)
+    known = [
+        Priced(of.ladder, risk=rng.integers(0, 99, of.ladder.shape, np.uint16))
+        for of in (_priced(rng, n) for n in (3, 1, 4))
+    ]
+    for parts in (known, [Priced(of.ladder) for of in known]):
+        ladder, risks = np.concatenate([of.ladder for of in parts]), [of.risk for of in parts if of.risk is not None]
+        whole = Priced.joined(list(parts))
+        assert whole.ladder.tobytes() == ladder.tobytes()
+        found = whole.take(np.array([6, 0])).risk_of_rows()
+        if risks:
+            assert found is not None
+            assert found[0].tobytes() == np.concatenate(risks).tobytes()
+            assert found[1].tolist() == [6, 0]
+        else:
+            assert found is None
 
 
 def test_a_wider_margin_never_reserves_less() -> None:

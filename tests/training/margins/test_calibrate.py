@@ -14,7 +14,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.windows import MEMORY_MAX, P90, Windows, empty_windows
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.margins.answers import HIGHEST_SHARE, LOWEST_SHARE, Priced, Widened, scores_of
+from reclaim.training.margins.answers import Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import (
     Calibration,
     calibrate,
@@ -24,7 +24,7 @@ from reclaim.training.margins.calibrate import (
     violation_share,
 )
 from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of, rung_of
-from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Margin
+from reclaim.training.margins.margin import HIGHEST_SHARE, LOWEST_SHARE, MARGIN_NAMES, Budgets, Guarded, Margin
 from reclaim.training.margins.price import Price
 
 
@@ -137,10 +137,11 @@ def test_a_target_above_the_limit_counts_as_the_limit() -> None:
 
 
 def test_shares_leave_out_what_is_unknown() -> None:
-    limit = np.array([[10.0, np.nan], [10.0, 4.0]])
-    reservation = np.array([[5.0, np.nan], [10.0, 3.0]])
+    limit = np.array([[10.0, np.nan], [10.0, 4.0], [10.0, np.nan]])
+    reservation = np.array([[5.0, np.nan], [10.0, 3.0], [np.nan, 3.0]])
     assert reclaimed_share(reservation, limit).tolist() == [0.25, 0.25]
-    assert np.isnan(violation_share(reservation, limit, np.full((2, 2), np.nan))).all()
+    assert np.isnan(reclaimed_share(reservation, np.full((3, 2), np.nan))).all()
+    assert np.isnan(violation_share(reservation, limit, np.full((3, 2), np.nan))).all()
 
 
 def test_the_base_that_reclaims_most_is_chosen_for_each_resource() -> None:
@@ -203,6 +204,20 @@ def test_tiers_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_to
     assert _margins(found)["medium"].by_tier == margin.by_tier
 
 
+def test_small_tiers_that_have_too_few_rows_even_together_get_the_margin_of_all() -> None:
+    # 2 % of the 300 rows of tiers 1 and 2 are 6; all 2,300 may spend 46, which the rows in need of 0.4 and 0.3 do
+    windows = _windows(2_300)
+    windows.tier[:] = np.repeat([0, 1, 2], [2_000, 100, 200])
+    need = np.concatenate(
+        [np.full(1_990, 0.2), np.full(10, 0.3), np.full(10, 0.4), np.full(90, 0.1), np.full(200, 0.1)]
+    )
+    found = calibrate(
+        _both(np.full((2_300, 2), 1.0)), windows, need[:, None].repeat(2, axis=1), Budgets(0.02, 0.02), by_tier=True
+    )
+    factor = _margins(found)["baseline"].factor(windows)
+    assert factor[[0, 2_000, 2_100], 0].tolist() == pytest.approx([2.0, 2.0, 2.0])
+
+
 def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -256,9 +271,12 @@ def test_prices_of_ten_rows_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("by_tier", [False, True])
-def test_a_resource_that_no_row_has_a_limit_of_gets_the_highest_price_or_the_one_that_is_given(by_tier: bool) -> None:
+@pytest.mark.parametrize("without", [np.nan, 0.0])
+def test_a_resource_that_no_row_has_a_limit_of_gets_the_highest_price_or_the_one_that_is_given(
+    by_tier: bool, without: float
+) -> None:
     windows = _windows(10)
-    windows.limit[:, 1] = np.nan
+    windows.limit[:, 1] = without
     target = np.linspace(0.1, 1.0, 10)[:, None].repeat(2, axis=1)
     answers, limited = _ladders(np.zeros((10, 2))), _windows(10)
     made = calibrate(answers, windows, target, by_tier=by_tier)

@@ -180,6 +180,16 @@ def test_a_repeated_or_late_window_counts_once(make_windows: Maker) -> None:
     assert np.concatenate([first, rest]).tobytes() == whole.tobytes()
 
 
+def test_a_slot_that_is_under_way_or_over_moves_nothing_when_it_is_reached_again(make_windows: Maker) -> None:
+    windows = _noisy(make_windows, 40, 3, seed=6)
+    online, last_us = _online(0.1, 3_600), int(windows.end_us.max())
+    _hold(online, windows)
+    before = {name: array.copy() for name, array in online.state().items()}
+    for slots in (0, 1, 12):  # within the horizon, whose answers still wait
+        online.reach(last_us - slots * 300_000_000)
+        assert {k: v.tobytes() for k, v in online.state().items()} == {k: v.tobytes() for k, v in before.items()}
+
+
 def test_tiers_spend_their_own_budgets(make_windows: Maker) -> None:
     calm, wild = _noisy(make_windows, 300, 1, seed=7), _noisy(make_windows, 300, 1, seed=8)
     calm.tier[:] = 0

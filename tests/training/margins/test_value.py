@@ -18,6 +18,7 @@ def test_the_price_is_what_a_violation_costs_in_limits_of_a_mean_task_over_the_h
     assert cpu == pytest.approx(15.0)
     assert math.isnan(memory)  # a budget sets it
     assert value.prices((4.0, 8.0), 300)[0] == pytest.approx(12 * 15.0)
+    assert value.prices((0.25, 8.0), 3_600)[0] == pytest.approx(16 * 15.0)  # tasks of less than a core
     assert value.known
     assert not Value().known
 
@@ -42,7 +43,8 @@ def test_half_a_value_and_impossible_ones_are_refused(settings: dict[str, float]
         Value(**settings)
 
 
-def test_without_a_mean_limit_there_is_no_price() -> None:
+@pytest.mark.parametrize("unknown", [math.nan, 0.0])
+def test_without_a_mean_limit_there_is_no_price(unknown: float) -> None:
     with pytest.raises(ConfigError, match="the mean limit of cpu is unknown"):
-        Value(core_hour=1.0, violation=1.0).prices((math.nan, 1.0), 3_600)
+        Value(core_hour=1.0, violation=1.0).prices((unknown, 1.0), 3_600)
     assert all(map(math.isnan, Value().prices((math.nan, math.nan), 3_600)))

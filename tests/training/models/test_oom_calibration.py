@@ -32,6 +32,11 @@ def labels(values: NDArray[np.bool_]) -> NDArray[np.float32]:
     return np.repeat(values[:, None], H, axis=1).astype(np.float32)
 
 
+def fit_of_tasks_apart(said: NDArray[np.float64], label: NDArray[np.float32]) -> ProbabilityCalibration:
+    """Return the calibration by rows each of which is of another task."""
+    return fit_probability(said, label, np.arange(len(said)))
+
+
 def logistic(z: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1 / (1 + np.exp(-z))
 
@@ -45,7 +50,7 @@ def overconfident(n: int = 200_000, seed: int = 3) -> tuple[NDArray[np.float64],
 
 def test_a_stretched_and_shifted_probability_is_put_back() -> None:
     said, label = overconfident()
-    calibration = fit_probability(said, label)
+    calibration = fit_of_tasks_apart(said, label)
     assert calibration.notes == ()
     assert calibration.slope == pytest.approx((0.5,) * H, abs=0.02)
     assert calibration.intercept == pytest.approx((-0.5,) * H, abs=0.05)
@@ -62,7 +67,7 @@ def test_two_values_by_hand() -> None:
 
 def test_of_a_constant_probability_only_the_level_is_set_as_worked_by_hand() -> None:
     n, k = 1_000, FEW - 1
-    calibration = fit_probability(columns(np.full(n, 0.2)), labels(np.arange(n) < k))
+    calibration = fit_of_tasks_apart(columns(np.full(n, 0.2)), labels(np.arange(n) < k))
     smoothed = (k * (k + 1) / (k + 2) + (n - k) / (n - k + 2)) / n  # Platt's labels
     assert calibration.apply(columns(np.array([0.2])))[0] == pytest.approx([smoothed] * H, rel=1e-9)
 
@@ -87,16 +92,16 @@ def test_few_positive_tasks_may_flatten_the_probability_and_not_sharpen_it() -> 
     assert calibration.apply(said).mean() == pytest.approx(label.mean(), rel=0.01)  # the level is set all the same
     sure, label = overconfident(20_000)
     few = np.where(label[:, 0] > 0.5, task % (FEW - 1), task)
-    assert fit_probability(sure, label, few) == fit_probability(sure, label)
+    assert fit_probability(sure, label, few) == fit_of_tasks_apart(sure, label)
 
 
 def test_without_positives_the_probability_is_left_as_it_is_to_the_bit() -> None:
     said = columns(np.random.default_rng(1).random(50))
-    calibration = fit_probability(said, np.zeros((50, H), np.float32))
+    calibration = fit_of_tasks_apart(said, np.zeros((50, H), np.float32))
     assert (calibration.slope, calibration.intercept) == ((1.0,) * H, (0.0,) * H)
     assert calibration.apply(said).tobytes() == said.tobytes()
     assert "0 positive among 50" in calibration.notes[0]
-    nothing = fit_probability(np.full((5, H), np.nan), np.full((5, H), np.nan, np.float32))
+    nothing = fit_of_tasks_apart(np.full((5, H), np.nan), np.full((5, H), np.nan, np.float32))
     assert nothing.slope == (1.0,) * H
     assert nothing.notes == ("OOM: no validation row has a label, so the probability is as the model says it",)
 
@@ -104,16 +109,16 @@ def test_without_positives_the_probability_is_left_as_it_is_to_the_bit() -> None
 def test_a_note_names_the_horizons_without_a_label_and_those_without_a_forecast() -> None:
     said, label = overconfident(20_000)
     said[:, 0], label[:, -1] = np.nan, np.nan
-    unlabelled, unforeseen = fit_probability(said, label).notes
+    unlabelled, unforeseen = fit_of_tasks_apart(said, label).notes
     assert unlabelled.startswith(f"OOM within {HORIZONS_S[-1]} s: no validation row has a label")
     assert unforeseen.startswith(f"OOM within {HORIZONS_S[0]} s: nothing is forecast")
-    (alone,) = fit_probability(np.full_like(said, np.nan), labels(label[:, 0] > 0)).notes
+    (alone,) = fit_of_tasks_apart(np.full_like(said, np.nan), labels(label[:, 0] > 0)).notes
     assert alone.startswith("OOM: nothing is forecast")
 
 
 def test_a_reversed_probability_is_not_turned_around() -> None:
     said, label = overconfident(20_000)
-    calibration = fit_probability(1 - said, label)
+    calibration = fit_of_tasks_apart(1 - said, label)
     assert calibration.slope == (SMALLEST_SLOPE,) * H
     assert "is 0.01, not -" in calibration.notes[0]
     after = calibration.apply(1 - said)
@@ -123,7 +128,7 @@ def test_a_reversed_probability_is_not_turned_around() -> None:
 
 def test_labels_that_a_threshold_separates_give_a_finite_fit() -> None:
     said = np.linspace(0.01, 0.99, 400)
-    calibration = fit_probability(columns(said), labels(said > 0.5))
+    calibration = fit_of_tasks_apart(columns(said), labels(said > 0.5))
     assert 1.0 <= calibration.slope[0] <= LARGEST_SLOPE
     assert np.isfinite(calibration.apply(columns(said))).all()
 

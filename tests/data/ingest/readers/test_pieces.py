@@ -50,6 +50,21 @@ def test_rows_of_a_bucket_come_back_in_their_order_with_null_for_what_they_lack(
         assert found["lacks"].null_count == len(found)
 
 
+def test_rows_are_written_once_there_are_enough_and_do_not_wait_in_memory_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_FEWEST_ROWS", 100)
+    monkeypatch.setattr(pieces, "_MOST_ROWS", 120)
+    for buckets, enough in ((1, 100), (9, 120)):  # for each bucket 50, within the two bounds
+        folder = tmp_path / str(buckets)
+        folder.mkdir()
+        with PiecesWriter(folder, buckets) as writer:
+            writer.add(batch(0, enough - 1))
+            assert not (folder / PIECES_FILE).exists()
+            writer.add(batch(enough - 1, 1))
+            assert (folder / PIECES_FILE).exists()
+
+
 def test_rows_of_no_task_are_one_bucket(tmp_path: Path) -> None:
     names = pa.record_batch([pa.array(["x", "y"])], ["name"])
     with PiecesWriter(tmp_path, 1) as writer:

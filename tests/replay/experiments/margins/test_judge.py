@@ -148,6 +148,32 @@ def test_each_quarter_of_the_test_period_is_under_its_own_margin(period: Period,
     assert drawn["cumulative_tasks_over"][-1] == sum(s["tasks_over"] for s in drawn["segments"]) > 0
 
 
+def test_a_line_of_more_slots_than_points_by_hand(make_windows: Maker) -> None:
+    """Two tasks on one machine use 0.5 of a limit of 1 for 401 slots: 133 bins of three slots and one of two."""
+    history = history_of(make_windows([(0.5, 0.5)] * 401, [(0.5, 0.5)] * 401, machines=[7, 7]))
+    period = lay_out_period(history, NO_MACHINES)
+    reservation = np.full((2, 401, 2), 0.6)  # holds from the next window on; the limit in the first
+    reservation[:, 99] = 0.1  # in slot 100 both tasks are over, and so is their machine
+    reservation[0, 399] = 0.4  # in slot 400 the other task's reservation makes up for one
+    line = over_time(reservation.reshape(-1, 2), period)
+    assert line["cumulative_events"] == [0] * 33 + [1] * 101
+    assert line["cumulative_tasks_over"] == [0] * 33 + [2] * 100 + [3]
+    assert [(segment["events"], segment["tasks_over"]) for segment in line["segments"]] == [
+        (1, 2),
+        (0, 0),
+        (0, 0),
+        (0, 1),
+    ]
+    # slots 0 to 100: the limits of 2, 99 slots of 1.2, and 0.2
+    assert line["segments"][0]["reclaimed_share"]["memory"] == pytest.approx(1 - (2 + 99 * 1.2 + 0.2) / (101 * 2))
+    shares = line["reservation"]["memory"]
+    assert len(shares) == 134
+    assert (shares[0], shares[1], shares[33]) == pytest.approx(((2 + 1.2 + 1.2) / 6, 0.6, (1.2 + 0.2 + 1.2) / 6))
+    assert shares[-1] == pytest.approx((1.2 + 1.0) / 4)
+    hours = cell_over_time(period)["hours"]
+    assert (len(hours), hours[1], hours[-1]) == (134, 0.25, pytest.approx(399 / 12))
+
+
 def test_the_quarters_cover_the_test_period_without_gap(period: Period) -> None:
     timeline = cell_over_time(period)
     segments = timeline["segments"]

@@ -135,6 +135,8 @@ def test_patches_replace_what_they_wrote_before_and_nothing_else(tmp_path: Path)
     with pytest.raises(ConfigError, match="was not written by this command"):
         write_patches(RESULTS, mine)
     assert (mine / "kustomization.yaml").read_text() == "resources: []\n"
+    with pytest.raises(ConfigError, match="was not written by this command"):
+        write_patches(RESULTS, mine / "kustomization.yaml")  # a file
 
 
 def test_workloads_of_two_clusters_are_kept_apart(tmp_path: Path) -> None:

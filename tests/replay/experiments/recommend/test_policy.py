@@ -142,7 +142,7 @@ def test_whatever_is_answered_memory_is_never_below_the_floor_nor_what_a_kill_as
 
 
 def test_a_workload_far_over_the_budget_is_not_lowered_and_raised_it_is() -> None:
-    requests, rules, present = np.array([1.0, 3.0, 1.0]), np.array([ESTIMATE] * 3), np.array([2.0, 2.0, 2.0])
-    held, why = held_back(requests, rules, present, np.array([True, True, False]))
-    assert held.tolist() == [2.0, 3.0, 1.0]
-    assert [RULES[k] for k in why] == ["over budget", "estimate", "estimate"]
+    requests, rules, present = np.array([1.0, 3.0, 1.0, 2.0]), np.array([ESTIMATE] * 4), np.full(4, 2.0)
+    held, why = held_back(requests, rules, present, np.array([True, True, False, True]))
+    assert held.tolist() == [2.0, 3.0, 1.0, 2.0]
+    assert [RULES[k] for k in why] == ["over budget", "estimate", "estimate", "estimate"]

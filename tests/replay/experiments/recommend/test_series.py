@@ -17,7 +17,9 @@ from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.recommend.answers import _target, ask_statistics
 from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
+from reclaim.replay.experiments.recommend.score import Judged, of_each_workload, set_once, shares
 from reclaim.replay.experiments.recommend.series import TaskRows, _kills, largest_task
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.training.margins.answers import Widened
 
 SLOT = 300_000_000
@@ -138,6 +140,61 @@ def test_windows_of_requests_that_are_withheld_choose_no_margin() -> None:
     np.testing.assert_array_equal(np.isnan(target), np.stack([mine == 1, np.zeros(len(mine), np.bool_)], axis=1))
     every = np.ones((len(of), 2), np.bool_)  # then nothing is set, and something has to be chosen
     np.testing.assert_array_equal(_target(rows, of, every), _target(rows, of, ~every))
+
+
+def test_the_need_of_a_window_is_at_most_its_limit_and_a_day_of_the_period_begins_with_it() -> None:
+    cuts = (HOUR, 2 * HOUR)
+    rows = rows_of([(0, 0, [9.0] * 12 * 30)], cuts=cuts)  # of a limit of 8, for 30 hours
+    of = lay_out(rows, largest_task(rows), cuts, hold_days=1, seen_days=1)
+    judged = Judged.of(rows, of, TEST, cuts[1])
+    assert np.unique(judged.need[:, 0]).tolist() == [8.0]
+    assert np.bincount(judged.day).tolist() == [24 * 12, 4 * 12]
+
+
+def test_a_backtest_by_hand() -> None:
+    nan = float("nan")
+    judged = Judged(
+        workload=np.array([0, 0, 0, 0, 1]), held=np.array([0, 0, 1, 1, 2]), day=np.array([0, 0, 1, 1, 1]),
+        need=np.array([[1, nan], [3, nan], [1, nan], [1, nan], [5, nan]]),
+        request=np.array([[4.0, 4.0]] * 4 + [[nan, nan]]), seconds=np.full(5, 300.0), n_workloads=2,
+    )  # fmt: skip
+    requests = np.array([[2.0, 1.0], [0.5, 1.0], [6.0, 1.0]])
+    # workload 0 needs more than 2 once, and more than 0.5 twice; it gives back 2 + 2 + 3.5 + 3.5 of 16
+    violated, reclaimed = shares(judged.by_workload(requests))
+    np.testing.assert_allclose(violated[:, 0], [3 / 4, 0])
+    np.testing.assert_allclose(reclaimed[:, 0], [11 / 16, nan])
+    assert judged.most(3)[:, 0].tolist() == [3, 1, 5]
+    one, other = of_each_workload(judged, requests, Bootstrap(draws=200, seed=1, confidence=0.9))
+    # of the first day half is violated, of the second all
+    counts = {"windows": 4, "violations": 3, "days": 2}
+    assert one["cpu"] == {"value": 0.75, "low": 0.5, "high": 1.0, **counts}
+    assert other["cpu"] == {"value": 0.0, "low": None, "high": None, "windows": 1, "violations": 0, "days": 1}
+    assert one["memory"] == {"value": None, "low": None, "high": None, "windows": 0, "violations": 0, "days": 0}
+    withheld = np.array([[False, False], [True, False], [False, False]])
+    np.testing.assert_allclose(shares(judged.without(withheld).by_workload(requests))[0][:, 0], [1 / 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("unknown", "expected"),
+    [
+        ([], [1, 2, 2, 2, 5]),  # the decisions of the test are the second to the fourth
+        ([1], [1, 2, 3, 3, 5]),
+        ([1, 3], [1, 2, 3, 3, 5]),
+        ([1, 2], [1, 2, 3, 4, 5]),
+        ([0, 2], [1, 2, 2, 2, 5]),
+    ],
+)
+def test_set_once_the_first_request_of_the_test_that_rests_on_an_answer_stays(
+    unknown: list[int], expected: list[float]
+) -> None:
+    cuts = (HOUR, 2 * HOUR)
+    rows = rows_of([(0, 0, [1.0] * 60)], cuts=cuts)
+    of = lay_out(rows, largest_task(rows), cuts, hold_days=1 / 24, seen_days=1)
+    requests = np.tile(np.arange(1.0, 6.0)[:, None], 2)
+    kept = np.isin(np.arange(5), unknown)[:, None] & np.array([True, False])
+    once = set_once(requests, kept, of)
+    assert once[:, 0].tolist() == expected
+    assert once[:, 1].tolist() == [1, 2, 2, 2, 5]
 
 
 def test_a_workload_that_has_not_run_for_long_gets_no_recommendation() -> None:
