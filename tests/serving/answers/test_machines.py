@@ -197,6 +197,15 @@ def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(thr
     assert (machine.basis.cpu, machine.reclaimable["aggressive"].cpu) == ("limit", 0.0)
 
 
+def test_a_resource_that_was_not_measured_counts_its_limit_whole_and_the_other_its_forecast(bundle: Bundle) -> None:
+    memory = Memory(ALONE, bundle)
+    memory.write(windows_of({"machine_id": 7, "cpu": math.nan, "memory": 0.3}))
+    found = sums(memory)
+    assert (found.whole.tolist(), found.unforecast.tolist(), found.limit.tolist()) == ([1], [[1.0, 0.0]], [[1.0, 1.0]])
+    request: Json = {"candidates": [{"collection_id": 1, "limit": both(9.0)}], "capacity": both(5.0)}
+    assert fitted_to(memory, **request).candidates[0].known
+
+
 def test_a_task_without_a_machine_is_left_out_and_counted_and_ended_tasks_leave(three: Memory) -> None:
     three.write(windows_of({"task": 4}))
     assert (sums(three).without_machine, sums(three).machine.tolist()) == (1, [7, 9])
