@@ -83,8 +83,10 @@ class Store:
         """
         try:
             if not folder.is_dir():
+                made = [path for path in (folder, *folder.parents) if not path.is_dir()]
                 folder.mkdir(parents=True)
-                sync_folder(folder.parent)
+                for path in made:
+                    sync_folder(path.parent)
             lock = take_lock(folder)
         except OSError as error:
             raise StoreError(f"{folder}: cannot be opened: {log_format.reason(error)}") from error
