@@ -79,6 +79,14 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; the names of those made are durable."""
+    made = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        sync_folder(path.parent)
+
+
 def replace_folder(fresh: Path, path: Path, *, durable: bool = False) -> None:
     """Rename a folder to ``path`` and delete the one that was there.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from reclaim.data.core.files import sync_folder, take_lock
+from reclaim.data.core.files import make_folder, take_lock
 from reclaim.data.errors import StoreError
 from reclaim.serving.storage import log_format, snapshot
 from reclaim.serving.storage.log_format import Record
@@ -82,9 +82,7 @@ class Store:
             version wrote it; or the disk refuses.
         """
         try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True)
-                sync_folder(folder.parent)
+            make_folder(folder)
             lock = take_lock(folder)
         except OSError as error:
             raise StoreError(f"{folder}: cannot be opened: {log_format.reason(error)}") from error

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from reclaim.data.core.files import sync_folder
+from reclaim.data.core.files import make_folder, sync_folder
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.traces.recorded import RECORDED, ends_table, file_name, owners_table, windows_table
 from reclaim.data.windows import Windows, concatenate
@@ -81,7 +81,7 @@ class Recorder:
         windows = [*self._kept, *self._writes]
         n = sum(map(len, windows))
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             if self._ends:
                 self._write("events", pa.concat_tables(self._ends))
             if n:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import RELATIONS
@@ -135,6 +137,16 @@ def test_machines_are_allowed_by_the_attributes_they_have_at_the_time(cell: Data
 
 def test_the_last_bound_on_a_jobs_tasks_holds(cell: Dataset) -> None:
     assert most_per_machine(cell, np.array([9007199254740993, 8, 7])).tolist() == [2, 0, 0]
+
+
+def test_tasks_that_want_different_machines_share_no_machine_whatever_else_bounds_their_job(
+    cell: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [9007199254740993, 8, 7]
+    events = pa.table({s.COLLECTION_ID: jobs, s.DIFFERENT_MACHINES: [True, None, False]})
+    monkeypatch.setattr(Dataset, "events", lambda *_: events)
+    monkeypatch.setitem(cell.manifest, "extras", {"events": [s.DIFFERENT_MACHINES]})
+    assert most_per_machine(cell, np.array(jobs)).tolist() == [1, 0, 0]
 
 
 @settings(deadline=None)

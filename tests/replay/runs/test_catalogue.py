@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.features.build import build_features
 from reclaim.replay.report.page import ReplayReport
-from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
+from reclaim.replay.runs.catalogue import EXPERIMENTS, RECOMMEND, load_experiment
 from reclaim.replay.runs.run import run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.registry import ESTIMATORS
@@ -50,6 +51,16 @@ def test_an_experiment_is_found_by_its_verb_and_is_complete(name: str) -> None:
     headings = [column.heading for column in experiment.columns]
     assert headings
     assert len(set(headings)) == len(headings)
+
+
+@pytest.mark.parametrize("name", [*EXPERIMENTS, RECOMMEND])
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [("horizon_s", 7), ("estimators", ("borg", "borg")), ("seed", -1), ("draws", 0), ("confidence", 1.0)],
+)  # fmt: skip
+def test_every_experiment_checks_the_settings_that_all_share(name: str, setting: str, wrong: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting} must be "):
+        load_experiment(name).config(**{setting: wrong})
 
 
 @pytest.mark.slow

@@ -197,6 +197,15 @@ def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(thr
     assert (machine.basis.cpu, machine.reclaimable["aggressive"].cpu) == ("limit", 0.0)
 
 
+def test_a_resource_that_was_not_measured_counts_its_limit_whole_and_the_other_its_forecast(bundle: Bundle) -> None:
+    memory = Memory(ALONE, bundle)
+    memory.write(windows_of({"machine_id": 7, "cpu": math.nan, "memory": 0.3}))
+    found = sums(memory)
+    assert (found.whole.tolist(), found.unforecast.tolist(), found.limit.tolist()) == ([1], [[1.0, 0.0]], [[1.0, 1.0]])
+    request: Json = {"candidates": [{"collection_id": 1, "limit": both(9.0)}], "capacity": both(5.0)}
+    assert fitted_to(memory, **request).candidates[0].known
+
+
 def test_a_task_without_a_machine_is_left_out_and_counted_and_ended_tasks_leave(three: Memory) -> None:
     three.write(windows_of({"task": 4}))
     assert (sums(three).without_machine, sums(three).machine.tolist()) == (1, [7, 9])
@@ -295,6 +304,7 @@ def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -
     assert place.cost.cpu == pytest.approx(0.5, rel=1e-7)
     assert place.share == pytest.approx(1.0, rel=1e-7)
     assert (candidate.known, candidate.machine_id, candidate.freed) == (False, None, None)
+    assert (candidate.collection_id, candidate.instance_index) == (None, None)
     nowhere = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity={"cpu": 9.0, "memory": 0.5})
     assert (nowhere.candidates[0].with_room, nowhere.candidates[0].places) == (0, [])
     enough = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(1.0 + more + 1e-7))
@@ -317,6 +327,30 @@ def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -
         20,
     ]  # 20 is empty, where the same task costs e / RATES[-1] more
     assert elsewhere.freed == candidate.freed
+
+
+def test_the_share_that_ranks_machines_is_the_mean_over_the_resources(three: Memory) -> None:
+    # task 3 goes on at 0.4 of CPU and 0.1 of memory, of limits of 1
+    scores, slot = three.tracker._scores, three.tracker.find(np.array([[3, 0]]))
+    assert scores is not None
+    scores.shares[slot, RESOURCES.index("memory")] /= 4
+    three.tracker._tasks["usage"][slot] = 0.1
+    request: Json = {"candidates": [{"collection_id": 3, "limit": both(9.0)}], "capacity": both(5.0)}
+    (place,) = fitted_to(three, **request).candidates[0].places
+    assert [place.cost.cpu, place.cost.memory, place.share] == pytest.approx([0.4, 0.1, 0.25])
+
+
+def test_a_candidate_numbered_0_on_machine_0_is_named_and_frees_it_though_another_machine_is_asked_for(
+    bundle: Bundle,
+) -> None:
+    memory = Memory(ALONE, bundle)
+    memory.write(windows_of({"task": 0, "machine_id": 0}))
+    foresee(memory, {0: 0.3})
+    request: Json = {"candidates": [{"collection_id": 0, "limit": both(9.0)}], "machines": [{"machine_id": 7}]}
+    (candidate,) = fitted_to(memory, **request, capacity=both(5.0)).candidates
+    assert (candidate.collection_id, candidate.instance_index, candidate.machine_id) == (0, 0, 0)
+    assert candidate.freed is not None
+    assert candidate.freed.cpu > 0.3  # and the margin of a machine that is empty then
 
 
 def test_each_named_machine_has_its_own_capacity_in_any_order(three: Memory) -> None:
@@ -378,7 +412,7 @@ def test_fit_is_what_the_estimator_says_of_each_pair(bundle: Bundle, seed: int, 
         ({"capacity": None}, "no_capacity", "capacity"),
         ({"machines": [{"machine_id": 1}], "capacity": None}, "no_capacity", "machines[0].capacity"),
         (
-            {"machines": [{"machine_id": 1}, {"machine_id": 2}, {"machine_id": 1}]},
+            {"machines": [{"machine_id": 2}, {"machine_id": 1}, {"machine_id": 2}]},
             "repeated_machine",
             "machines[2].machine_id",
         ),
@@ -395,9 +429,9 @@ def test_a_question_that_means_nothing_is_refused(three: Memory, wrong: Json, co
 
 
 def test_too_many_pairs_are_refused(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reclaim.serving.answers.machine_fit.MOST_PAIRS", 3)
+    monkeypatch.setattr("reclaim.serving.answers.machine_fit.MOST_PAIRS", 2)
     fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(5.0))
-    with pytest.raises(RequestError, match="2 candidates on 2 machines: at most 3 pairs") as refused:
+    with pytest.raises(RequestError, match="2 candidates on 2 machines: at most 2 pairs") as refused:
         fitted_to(three, candidates=[{"limit": both(0.5)}] * 2, capacity=both(5.0))
     assert refused.value.status == 413
 

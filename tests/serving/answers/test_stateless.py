@@ -293,3 +293,4 @@ def test_too_many_tasks_are_refused_with_both_numbers(model: LoadedModel, histor
     with pytest.raises(RequestError, match="at most 5 in one request, got 6") as refusal:
         answer(model, request, SETTINGS.model_copy(update={"max_tasks": 5}))
     assert refusal.value.status == 413
+    assert len(answer(model, request, SETTINGS.model_copy(update={"max_tasks": 6})).tasks) == 6

@@ -104,6 +104,16 @@ def test_a_new_store_is_empty_and_gives_back_what_it_took(tmp_path: Path) -> Non
     again.close()
 
 
+def test_every_folder_that_is_made_for_a_store_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(Path(os.readlink(f"/proc/self/fd/{fd}"))))
+    folder = tmp_path.resolve() / "new" / "folder"
+    Store.open(folder, state_version=1).close()
+    assert {folder, *folder.parents[:2]} <= synced, "the name of each is in the one above it"
+
+
 def test_two_snapshots_and_the_log_since_the_older_one_are_kept(tmp_path: Path) -> None:
     numbers = Numbers(tmp_path)
     numbers.write(3)

@@ -61,11 +61,12 @@ def test_what_is_said_to_be_written_outlives_a_power_cut(tmp_path: Path, monkeyp
         sync(fd)
 
     monkeypatch.setattr(os, "fsync", spy)
-    recorder = Recorder(tmp_path)
+    folder = tmp_path / "new" / "record"
+    recorder = Recorder(folder)
     recorder.take(windows.take(np.arange(3)))
     recorder.take_facts(fact_rows({"task": 1, "ended_us": W}))
     assert recorder.close()
-    assert {path.stat().st_ino for path in (tmp_path, *tmp_path.iterdir())} == synced
+    assert {path.stat().st_ino for path in (tmp_path, folder.parent, folder, *folder.iterdir())} == synced
 
 
 def test_writes_of_one_row_take_little_more_memory_than_their_rows_and_are_all_written(tmp_path: Path) -> None:

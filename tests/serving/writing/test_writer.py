@@ -482,6 +482,33 @@ def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., S
     assert service.tracker.n_opted_out == 2
 
 
+def test_a_service_that_remembers_more_choices_than_its_limit_takes_what_adds_none(
+    start: Callable[..., Service],
+) -> None:
+    service = start(max_tracked=3)
+    service.facts(estimation={5: False, 6: False, 7: False})
+    after = crashed(service, start, max_tracked=1)
+    assert after.facts({"task": 1, "limit": 1.0}).taken == 1
+    assert after.facts(estimation={5: True}).taken == 1  # the two that remain are still more than one
+    with pytest.raises(RequestError, match="remembers 1 collections"):
+        after.facts(estimation={8: False})
+
+
+def test_the_watch_forgets_a_task_that_ended_and_one_without_news_for_long(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, forgotten = start(forget_s=3_600.0, ahead_s=1e6), list[int]()
+    monkeypatch.setattr(service.writer._watch, "forget", lambda slot: forgotten.extend(slot.tolist()))
+    service.told(*({"task": task} for task in (1, 2, 3)))
+    ended, silent = (int(service.tracker.find(np.array([[task, 0]]))[0]) for task in (3, 1))
+    service.facts({"task": 3, "ended_us": W})
+    assert forgotten == [ended]
+    for at in (10, 20, 21):
+        service.writer._evict_at = 0.0
+        service.told({"task": 2, "at": at})
+    soon(lambda: forgotten == [ended, silent])
+
+
 def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:

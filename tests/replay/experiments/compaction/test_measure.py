@@ -16,7 +16,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiment import LEARNED_MACHINE, Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
 from reclaim.replay.experiments.compaction.contenders import Key
-from reclaim.replay.experiments.compaction.measure import EXPERIMENT, CompactionConfig, measure, summarise
+from reclaim.replay.experiments.compaction.measure import EXPERIMENT, CompactionConfig, _compacted, measure, summarise
 from reclaim.replay.experiments.compaction.packing import MachineSet, TaskSet
 from reclaim.replay.experiments.compaction.page import fewest_table, summary_table, unexpected
 from reclaim.replay.experiments.compaction.trials import Trial, compact
@@ -168,6 +168,22 @@ def test_a_cell_without_limits_of_memory_is_compacted_and_the_page_counts_the_ta
     assert [(row["no CPU limit"], row["no memory limit"]) for row in rows] == [(0, 30)] * 2
     assert {row["tasks beyond, memory"] for row in fewest_table(report.results).as_records()} == {None}
     assert {row["tasks beyond, memory"] for row in summary_table(report.results).as_records()} == {None}
+
+
+def test_a_checkpoint_counts_its_tasks_by_what_they_are_and_ask_for_however_production_is_placed() -> None:
+    taken = checkpoint(4, [(0.1, 0.1)])  # 2 of 4 are granted
+    workload = replace(
+        taken.workload,
+        production=np.array([True, True, True, False]),
+        constraint_set=np.array([1, 2, 2, 0]),
+        picky=np.array([True, True, False, False]),
+    )
+    taken = replace(taken, workload=workload, machines=MachineSet(np.ones((4, 2)), np.ones((3, 4), np.bool_)))
+    for by_limit in (True, False):
+        _, facts = _compacted((taken, CompactionConfig(trials=1, production_by_limit=by_limit)))
+        counts = [facts[name] for name in ("tasks", "production", "constrained", "picky", "machines")]
+        assert counts == [4, 3, 3, 2, 4]
+        assert facts["limit_share"] == {"cpu": 0.5, "memory": 0.5}
 
 
 def test_each_checkpoint_has_orders_of_its_own() -> None:

@@ -98,6 +98,21 @@ def test_the_margins_set_on_validation_lie_on_the_curve_but_for_medium(results: 
                 assert min(above) >= point["violation_rate"] - 1e-12 or not below
 
 
+def test_at_each_budget_an_estimator_is_compared_with_the_other_one_by_the_shares_of_its_margin(
+    results: Results,
+) -> None:
+    points, at_budget = results["tasks"]["margins"], results["tasks"]["at_budget"]
+    assert list(at_budget) == ["baseline", "aggressive"]
+    for margin, compared in at_budget.items():
+        assert list(compared) == ["borg", "percentile"]
+        for name, other in (("borg", "percentile"), ("percentile", "borg")):
+            for resource in RESOURCES:
+                mine, its = points[name][margin][resource], points[other][margin][resource]
+                assert compared[name][resource]["against"] == other
+                for share in ("reclaimed_share", "violation_rate"):
+                    assert compared[name][resource][share]["value"] == pytest.approx(mine[share] - its[share])
+
+
 def test_predictors_of_machines_are_reported_as_published(results: Results) -> None:
     margins = results["machines"]["margins"]
     assert list(margins["borg"]) == list(MARGIN_NAMES)
