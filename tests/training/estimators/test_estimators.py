@@ -169,6 +169,14 @@ def _day_by_hours(make_windows: MakeWindows, usage_by_hour: list[float]) -> Wind
     return make_windows(np.repeat(usage_by_hour, HOUR_WINDOWS), start_us=86_400_000_000)
 
 
+def test_what_was_used_so_far_counts_neither_unknown_windows_nor_one_twice(make_windows: MakeWindows) -> None:
+    windows = make_windows([0.2, np.nan, 0.5, 0.9])
+    windows.end_us[3] = windows.end_us[2]  # the same window again
+    for estimator, expected in ((MeanSoFarEstimator(2), 0.35), (MaxSoFarEstimator(2), 0.5)):
+        reservation = estimator.update(_slot(windows), windows).reservation[:, 0].tolist()
+        assert reservation == pytest.approx([1.0, 1.0, expected, expected])
+
+
 def test_seasonal_reserves_what_the_coming_hour_demanded_yesterday(make_windows: MakeWindows) -> None:
     hours = [0.01 * (1 + h) for h in range(24)]  # 1 % in the first hour, 24 % in the last
     windows = _day_by_hours(make_windows, [*hours, 0.5, 0.5])
