@@ -86,7 +86,7 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
     for name, defect in _FALLS.items():
         column = usage[name].combine_chunks()
         values = values_of(column.flatten(), np.nan)
-        counts[defect] = _falls(values.reshape(max(len(column) - column.null_count, 1), -1)) if len(values) else 0
+        counts[defect] = _falls(values.reshape(max(len(column) - column.null_count, 1), -1))
     return {name: int(counts.get(name, 0)) for name in DEFECTS}
 
 

@@ -70,7 +70,7 @@ def test_what_is_judged_of_windows_demands_the_same_in_fewer_bytes() -> None:
 
 def test_demand_takes_the_best_that_is_known_caps_cpu_alone_and_leaves_the_unknown_unknown() -> None:
     windows = empty_windows(5)
-    windows.limit[:] = 1.0
+    windows.limit[:] = [1.0, 1.8]
     windows.limit[3] = np.nan
     windows.usage[0, [CPU_MEAN, CPU_MAX, MEMORY_MEAN, MEMORY_MAX]] = [0.2, 3.0, 0.4, 0.6]
     windows.usage[1, [CPU_MEAN, MEMORY_MAX]] = [0.2, 2.0]
@@ -92,6 +92,19 @@ def test_tasks_are_numbered_in_the_order_they_stand() -> None:
     assert windows.task_starts().tolist() == [0, 2, 3, 5]
     assert windows.task_numbers().tolist() == [0, 0, 1, 2, 2]
     assert empty_windows(0).task_starts().tolist() == [0]
+
+
+def test_all_rows_of_the_tasks_of_some_rows_are_taken_with_the_places_of_these() -> None:
+    windows = empty_windows(10)
+    windows.collection_id[:] = [1, 1, 1, 2, 2, 3, 4, 4, 4, 4]
+    windows.end_us[:] = np.arange(10)
+    for rows, of_tasks in (
+        ([0], [0, 1, 2]), ([4, 5], [3, 4, 5]), ([2, 6, 9], [0, 1, 2, 6, 7, 8, 9]), ([3], [3, 4]),
+        ([0, 3, 5, 6], list(range(10))), ([], []),
+    ):  # fmt: skip
+        taken, places = windows.tasks_of(np.array(rows, np.int64))
+        assert taken.end_us.tolist() == of_tasks
+        assert taken.end_us[places].tolist() == rows
 
 
 def test_the_levels_of_both_vectors_stand_in_one_rising_row() -> None:

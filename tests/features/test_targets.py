@@ -152,6 +152,27 @@ def test_oom_is_a_failure_with_memory_at_the_limit_and_no_other_failure(history:
     assert len(oom_events(missing, fail(1500))[0]) == 0
 
 
+def test_memory_at_a_failure_is_the_largest_of_the_last_window_that_began_before_it_up_to_ten_minutes_old(
+    history: History,
+) -> None:
+    def ends(windows: Windows, *times_us: int) -> list[int]:
+        """Return which of some failures are out of memory."""
+        failures = pa.concat_tables([fail(time_us / S) for time_us in times_us])
+        return [time_us - windows.start_us[0].item() for time_us in oom_events(windows, failures)[1].tolist()]
+
+    windows = history([0.1] * 3, [0.1, 0.5, 0.1])
+    windows.limit[:] = 9.0, 0.5  # of CPU, and of memory
+    first, second, third = windows.start_us.tolist()
+    assert ends(windows, second, second + 1, third, third + 1) == [second + 1 - first, third - first]
+    mean, most = (windows.usage[:, CHANNELS.index(name)] for name in ("memory_mean", "memory_max"))
+    last_us = windows.end_us[-1].item()
+    for mean[2], most[2], expected in ((0.1, 0.5, 1), (0.5, 0.1, 0), (0.5, np.nan, 1), (0.1, np.nan, 0)):
+        assert len(ends(windows, last_us)) == expected
+    most[2] = 0.5
+    assert len(ends(windows, last_us + 600 * S)) == 1
+    assert len(ends(windows, last_us + 600 * S + 1)) == 0
+
+
 def test_a_record_of_an_oom_is_taken_at_its_word(history: History) -> None:
     windows = history([0.1] * 3, [0.2, 0.3, 0.5])  # half of the limit when last seen: a derived label says no
     for recorded, expected in ((True, 1), (False, 0), (None, 0)):

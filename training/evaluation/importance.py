@@ -99,7 +99,7 @@ class Importance:
 
     def top(self, n: int) -> Importance:
         """Return the ``n`` of highest mean rise, the highest first."""
-        order = np.argsort(-np.nan_to_num(self.mean, nan=-np.inf), kind="stable")[:n]
+        order = np.argsort(-self.mean, kind="stable")[:n]  # NaN comes last
         return Importance(tuple(self.names[k] for k in order), self.rise[order], self.loss, self.rows)
 
     def to_dict(self) -> dict[str, dict[str, float | None]]:

@@ -51,7 +51,7 @@ def machine_rows(valid: HeldOut, horizon_s: int) -> tuple[list[MachineRows | Non
     """
     estimator = MachineEstimator(BOUND, horizon_s, valid.mean_limit)
     terms = estimator.terms(valid.forecast, valid.x, valid.windows)
-    sources = [np.arange(low, high) for low, high in pairwise(np.cumsum([0, *valid.rows])) if low < high]
+    sources = [np.arange(low, high) for low, high in pairwise(np.cumsum([0, *valid.rows]))]
 
     def laid_out(r: int) -> tuple[MachineRows | None, MachineRows | None]:
         def seen(rows: Ids, at: Snapshots, machine: Ids) -> MachineRows:

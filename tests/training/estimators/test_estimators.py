@@ -169,6 +169,14 @@ def _day_by_hours(make_windows: MakeWindows, usage_by_hour: list[float]) -> Wind
     return make_windows(np.repeat(usage_by_hour, HOUR_WINDOWS), start_us=86_400_000_000)
 
 
+def test_what_was_used_so_far_counts_neither_unknown_windows_nor_one_twice(make_windows: MakeWindows) -> None:
+    windows = make_windows([0.2, np.nan, 0.5, 0.9])
+    windows.end_us[3] = windows.end_us[2]  # the same window again
+    for estimator, expected in ((MeanSoFarEstimator(2), 0.35), (MaxSoFarEstimator(2), 0.5)):
+        reservation = estimator.update(_slot(windows), windows).reservation[:, 0].tolist()
+        assert reservation == pytest.approx([1.0, 1.0, expected, expected])
+
+
 def test_seasonal_reserves_what_the_coming_hour_demanded_yesterday(make_windows: MakeWindows) -> None:
     hours = [0.01 * (1 + h) for h in range(24)]  # 1 % in the first hour, 24 % in the last
     windows = _day_by_hours(make_windows, [*hours, 0.5, 0.5])
@@ -199,6 +207,23 @@ def test_seasonal_takes_the_hours_since_where_yesterdays_are_a_gap(make_windows:
     assert gap.rule[-1, 0] == UNKNOWN
     with pytest.raises(ConfigError, match="hours must be between 1 and 23, got 24"):
         SeasonalEstimator(24)
+
+
+def test_seasonal_forgets_hours_that_are_further_back_than_a_day(make_windows: MakeWindows) -> None:
+    windows = _day_by_hours(make_windows, [0.8] * 26 + [0.2] * 50)
+    reservation = SeasonalEstimator().update(_slot(windows), windows).reservation[:, 0]
+    # one day after the last high hour has passed, all that the coming hour touches of yesterday is low
+    since = (26 + 24) * HOUR_WINDOWS
+    assert reservation[since - 2] == pytest.approx(0.8)
+    assert reservation[since - 1 :].tolist() == pytest.approx([0.2] * (26 * HOUR_WINDOWS + 1))
+
+
+def test_seasonal_takes_the_largest_of_the_hours_since_a_gap_and_not_the_last(make_windows: MakeWindows) -> None:
+    hours = [0.1] * 20 + [0.3, 0.7, 0.5, np.nan, 0.4, 0.2]
+    windows = _day_by_hours(make_windows, hours)
+    kept = windows.take(np.r_[0 : HOUR_WINDOWS // 2, 20 * HOUR_WINDOWS : 26 * HOUR_WINDOWS])
+    reservation = SeasonalEstimator().update(_slot(kept), kept).reservation[:, 0]
+    assert reservation[-HOUR_WINDOWS:].tolist() == pytest.approx([0.7] * HOUR_WINDOWS)
 
 
 def test_ratios_follow_a_changed_limit(make_windows: MakeWindows) -> None:

@@ -242,6 +242,26 @@ def test_krr_reserves_a_quarter_more_than_the_limit_that_killed(make_windows: Ma
     assert memory.tolist() == pytest.approx([0.5 * 1.15, 0.99 * 1.15, 1.25])
 
 
+def test_krr_takes_a_new_run_for_a_kill_only_after_memory_at_the_limit_and_remembers_it_for_two_weeks(
+    make_windows: MakeWindows,
+) -> None:
+    def memory(at: list[float], runs: list[int]) -> NDArray[np.float64]:
+        """Return what is reserved of memory over its limit, a window a day."""
+        windows = make_windows([0.1] * len(at), [4 * share for share in at], limit=(1.0, 4.0))
+        windows.end_us[:] = windows.end_us[0] + DAY_US * np.arange(len(at))
+        windows.scheduled_us[:] = runs
+        return KrrEstimator(min_samples=1).update(_slot(windows), windows).reservation[:, 1] / 4
+
+    low, largest, killed = 0.2 * 1.15, 0.99 * 1.15, 1.25
+    n = 16
+    assert memory([0.99, *[0.2] * n], [1, *[2] * n]) == pytest.approx([largest, *[killed] * 14, low, low])
+    assert memory([0.97, *[0.2] * 2], [1, 2, 2]) == pytest.approx([0.97 * 1.15] * 3)  # not near enough to the limit
+    assert memory([0.99, *[0.2] * 2], [1, 1, 2]) == pytest.approx([largest] * 3)  # the last window was far from it
+    assert memory([0.99, *[0.2] * 2], [-1, 2, 2]) == pytest.approx([largest] * 3)  # no earlier run is known
+    assert memory([0.2, 0.99, 0.2], [2, -1, 1]) == pytest.approx([low, largest, largest])  # an earlier one is none
+    assert memory([0.2, 0.99, 0.2], [1, -1, 2]) == pytest.approx([low, largest, killed])  # one unknown in between
+
+
 def test_impossible_settings_are_refused_with_the_rule() -> None:
     with pytest.raises(ConfigError, match="bound must be one of target, lower, upper, got 'middle'"):
         VpaEstimator("middle")

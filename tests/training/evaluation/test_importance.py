@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, FIRST_RELATED, FIRST_SHAPE, FIRST_SINGLE
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.evaluation.importance import (
     Importance,
     columns_alone,
     columns_by_group,
+    group_of,
     importance_figure,
     permutation_importance,
 )
@@ -107,6 +108,42 @@ def test_targets_and_rows_that_are_not_known_do_not_count() -> None:
     nothing = permutation_importance(Copies(), x, np.full_like(y, np.nan), horizon_s=3_600, columns={"first": [0]})
     assert nothing.rows == 0
     assert np.isnan(nothing.mean).all()
+
+
+def test_no_row_is_drawn_twice_and_a_target_without_a_loss_has_no_rise() -> None:
+    # who is sure pays the distance: rows are off by 1/2, 1/4, 1/8, ..., so that a sum says which of them are in it
+    off = 0.5 ** np.arange(1, 9)
+    x = np.zeros((8, F), np.float32)
+    y = np.broadcast_to(off[:, None, None], (8, T, H)).astype(np.float32)
+    for seed in range(5):
+        found = permutation_importance(Copies(), x, y, horizon_s=300, columns={"a": [0]}, rows=7, seed=seed)
+        left_out = off.sum() - 7 * found.loss[0]
+        assert np.isclose(off, left_out, rtol=1e-4).sum() == 1
+    never_off = permutation_importance(Copies(), x, np.zeros_like(y), horizon_s=300, columns={"a": [0]})
+    assert (never_off.loss == 0).all()
+    assert np.isnan(never_off.rise).all()
+
+
+def test_the_highest_rises_come_first_unknown_ones_last_and_the_widest_is_of_any_target() -> None:
+    rise = np.array([[np.nan] * T, [0.1] * T, [-0.5] + [0.9] * (T - 1), [0.2] * T])
+    found = Importance(("unknown", "low", "high", "middle"), rise, np.ones(T), 10)
+    assert found.top(4).names == ("high", "middle", "low", "unknown")
+    assert found.top(2).names == ("high", "middle")
+    assert found.widest == 0.9
+    assert Importance(("unknown",), rise[:1], np.ones(T), 10).widest == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("sibling_cpu_mean", "siblings"), ("name_ooms", "earlier runs"), ("user_ooms", "earlier runs"),
+        (CALENDAR[0], "calendar"), ("age", "task facts"), ("tier_prod", "task facts"),
+        ("memory_limit_change", "task facts"), (FEATURE_NAMES[FIRST_SHAPE], "shape"),
+        (FEATURE_NAMES[FIRST_SINGLE - 1], "shape"), ("memory_last", "usage statistics"),
+    ],
+)  # fmt: skip
+def test_a_feature_is_in_the_group_that_its_name_says(name: str, group: str) -> None:
+    assert group_of(name) == group
 
 
 def test_a_network_without_calibration_is_measured(random_forecaster: NetworkForecaster) -> None:

@@ -14,8 +14,10 @@ from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, V
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting import oom_fit
 from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, refit_oom, rows_of
+from reclaim.training.models.oom_model import INPUTS
 
 H = len(HORIZONS_S)
+FREE = INPUTS.index(AT.memory_mean_2h)  # an input that chooses no row
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +64,42 @@ def test_rows_before_an_end_are_all_kept_and_the_weights_add_up_to_the_rest() ->
     assert np.isfinite(chosen.oom).all()
     assert sorted(set(chosen.weight.tolist())) == [1.0, 4.0, 10.0, 50.0]
     assert chosen.weight.sum() == pytest.approx(np.isfinite(oom).all(axis=1).sum(), rel=0.05)
+
+
+def test_a_row_counts_for_all_that_it_stands_for_by_how_near_it_is_to_an_end() -> None:
+    # a thousand rows of each kind: an end within the hour, within the day, near the limit, of either history, others
+    kind = np.repeat(np.arange(6), 1_000)
+    x, oom = np.zeros((6_000, FIRST_RELATED), np.float32), np.zeros((6_000, H), np.float32)
+    oom[kind == 0, 1:], oom[kind == 1, 2] = 1, 1
+    x[:, AT.memory_last] = np.where(kind == 2, 0.81, 0.79)
+    x[kind == 3, AT.ooms], x[kind == 4, AT.collection_ooms] = 1, 1
+    x[:, AT.memory_mean_2h] = kind  # to know them again
+    of = source(x, oom)
+    of.features.stands_for = lambda rows: np.where(rows % 2, 3, 1).astype(np.float32)
+    (chosen,) = choose(of, np.arange(6_000), [1])
+    chosen_kind = chosen.x[:, FREE]
+    for k, over_share in enumerate((1, 4, 10, 10, 10, 50)):
+        assert set(chosen.weight[chosen_kind == k].tolist()) == {over_share, 3 * over_share}
+    for k, share in enumerate((1, 0.25, 0.1, 0.1, 0.1, 0.02)):
+        assert (chosen_kind == k).sum() == pytest.approx(1_000 * share, rel=0.35)
+
+
+def test_of_more_rows_than_are_learned_from_some_of_every_source_are_drawn_by_the_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cells = [cell(3_000, seed, rare=0.5) for seed in (1, 2)]
+    for k, of in enumerate(cells):
+        of.features.x[:, AT.memory_mean_2h] = np.arange(3_000) + 3_000 * k  # a number of its own
+    whole, _ = oom_fit._draws(cells, [5, 6], (TRAIN,))
+    monkeypatch.setattr(oom_fit, "_MOST_ROWS", len(whole.x) // 2)
+    some, others = oom_fit._draws(cells, [5, 6], (TRAIN,))
+    assert len(some.x) == len(others.x) == len(some.oom) == len(some.weight) == len(whole.x) // 2
+    assert (some.x != others.x).any()
+    # the rows are those of the whole, in order, and of both cells alike
+    at = np.flatnonzero(np.isin(whole.x[:, FREE], some.x[:, FREE]))
+    for ours, theirs in zip(some, whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs[at])
+    assert (some.x[:, FREE] < 3_000).mean() == pytest.approx((whole.x[:, FREE] < 3_000).mean(), abs=0.05)
 
 
 def test_tasks_inside_an_alloc_instance_are_learned_from_too() -> None:

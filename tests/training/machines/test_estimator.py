@@ -1,0 +1,41 @@
+"""Tests that the estimator of machines gives each set and resource its own answer, and counts windows as seen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, empty_windows
+from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.targets import TARGETS
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.machines.curve import MachineCurve
+from reclaim.training.machines.estimator import BOUND, MachineEstimator
+from reclaim.training.machines.terms import N_TERMS, NEWCOMER_WINDOWS, T_BAND, T_LIMIT, T_NEW
+
+
+def test_each_set_and_resource_is_answered_by_its_own_curve_and_margin() -> None:
+    # with bandwidths of 0 the bound is the margin over the largest rate, 16 over the mean limit
+    sums = np.zeros((3, 2, N_TERMS))
+    sums[..., T_LIMIT] = np.array([[1.0, 1.0], [1.0, 1e-3], [1e-3, 1.0]])
+    estimator = MachineEstimator(BOUND, 3_600, (1.0, 2.0))
+    reserved = estimator.at([1.6, 3.2], sums)
+    np.testing.assert_allclose(reserved, [[0.1, 0.4], [0.1, 1e-3], [1e-3, 0.4]])
+    # both curves of no peaks seen have a margin of log(1 / budget)
+    np.testing.assert_allclose(estimator.peak(sums, np.exp(-1.6)), [[0.1, 0.2], [0.1, 1e-3], [1e-3, 0.2]])
+    chance = estimator.exceedance(sums, np.array([[0.4, 0.4], [0.2, 0.4], [0.4, 0.8]]))
+    np.testing.assert_allclose(chance, np.exp([[-6.4, -3.2], [-3.2, -np.inf], [-np.inf, -6.4]]))
+    assert MachineEstimator((MachineCurve(),) * 2, 300, (np.nan, 0.0)).mean_limit == (1.0, 1.0)
+
+
+def test_a_task_is_a_newcomer_by_the_windows_that_its_features_have_seen() -> None:
+    seen = np.arange(1, 40)
+    n, horizons_s = len(seen), (300, 3_600)
+    windows, x = empty_windows(n), np.zeros((n, FIRST_RELATED), np.float32)
+    windows.usage[:, [CPU_MEAN, MEMORY_MAX]], windows.limit[:] = 0.1, 1.0
+    x[:, AT.seen] = np.log2(1.0 + seen)
+    survival = np.tile(np.array([0.5, 0.0], np.float32), (n, len(TARGETS), len(horizons_s), 1))
+    thresholds = np.tile(np.array([0.25, 0.5], np.float32), (n, len(TARGETS), 1))
+    forecast = Forecast(survival, thresholds, np.zeros(0, np.float32), np.zeros((n, len(horizons_s))), horizons_s)
+    terms = MachineEstimator(BOUND, 3_600, (1.0, 1.0)).terms(forecast, x, windows)
+    np.testing.assert_array_equal(terms[..., T_NEW], np.repeat(seen[:, None] < NEWCOMER_WINDOWS, 2, axis=1))
+    assert (terms[..., T_BAND:] > 0).all()
