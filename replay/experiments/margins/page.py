@@ -22,10 +22,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 EQUAL: Final = "at equal violation"
 """Heading of the verdict under margins set in hindsight."""
-_CAPTION: Final = (
-    f"Best of each kind at the {HEADLINE} margin, Borg's estimator and the oracle\n"
-    "Verdict: compared with the best statistical estimator; of that one, with the next"
-)
+_CAPTION: Final = f"Best of each kind, {HEADLINE} margin; verdict against the best statistical one"
 _RANK: Final = {BETTER: 0, ALONE: 0, WORSE: 2, EXCEEDS: 3}
 """Order of the verdicts when the best estimator is chosen; the others lie between."""
 
