@@ -21,6 +21,7 @@ from reclaim.data.windows import demand
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
+from reclaim.replay.experiments.recommend.formats import records
 from reclaim.replay.experiments.recommend.lines import totals
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT
 from reclaim.replay.experiments.recommend.page import findings
@@ -260,6 +261,7 @@ def test_an_init_container_that_runs_once_has_no_recommendation_and_a_sidecar_ha
     (gone,) = before.keys() - lines.keys()
     assert before[gone]["collection_id"] == once
     assert [line["collection_id"] for line in lines.values() if line["sidecar"]] == [sidecar]
+    assert [one["collection_id"] for one in records(found.results) if one["sidecar"]] == [sidecar]
     assert {line["oom_kills"] for line in lines.values()} == {0}
     for r in s.RESOURCES:
         left = sum(line["tasks"] * line[r]["request"] for line in before.values() if line["collection_id"] != once)
