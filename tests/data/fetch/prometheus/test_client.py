@@ -419,6 +419,9 @@ def test_a_fetch_says_since_when_there_is_usage_and_where_it_is_missing(tmp_path
                 "no usage before 2026-11-01 18:00 UTC: 0.25 of 0.4167 days are there; the server may keep no more",
                 "no usage in 1 of the pieces after that, the first of 2026-11-01 20:00 UTC",
             ]
+        there[:] = [range(past_s - 36_000, past_s - 14_400, 60), range(past_s - 7_200, past_s, 60)]
+        gap = of_history(fetch_history(config, tmp_path / "gap"), tmp_path / "gap")[1]
+        assert gap[1:] == ["no usage in 1 of the pieces, the first of 2026-11-01 20:00 UTC"]
         there[:] = [range(past_s - 36_000, past_s, 60)]
         whole = fetch_history(config, tmp_path / "whole")
         assert (whole.empty_s, of_history(whole, tmp_path)[1][1:]) == ((), [])
