@@ -1,1 +1,1 @@
-"""Time and memory of the stages, next to other tools or to a commit of before."""
+"""Time and memory of the stages, next to other tools or to an earlier commit."""

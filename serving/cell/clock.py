@@ -105,8 +105,8 @@ class CellClock:
         claims = self.claims
         if claims.majority:
             return (
-                f"windows of {claims.refused} tasks were refused of late as in the future, and those of {claims.taken} "
-                f"taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
+                f"windows of {claims.refused} tasks were refused recently as in the future, and those of "
+                f"{claims.taken} taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
             )
         if self._unix and self.latest_us > self.bound_us >= 0:
             return (
@@ -116,7 +116,7 @@ class CellClock:
             )
         if not self._unix and claims.too_late > claims.taken:
             return (
-                f"windows of {claims.too_late} tasks were refused of late as too late, and those of {claims.taken} "
+                f"windows of {claims.too_late} tasks were refused recently as too late, and those of {claims.taken} "
                 f"taken: the cell's clock stands at {self.latest_us} µs. Where the trace was sent before, start with "
                 "another --state folder"
             )

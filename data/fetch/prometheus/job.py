@@ -345,11 +345,12 @@ def in_words(found: Plan) -> str:
 def _begin(config: HistoryConfig, dialect: Dialect, out: Path) -> History:
     """Return the history of a folder, begun now or before; ConfigError where it is another one.
 
-    One of other options without a piece yet is begun again: its server had nothing for them.
+    One of other options, or of fewer metrics, without a piece yet is begun again: its server had nothing for them.
     """
     history = History.begun(out)
     other = set() if history is None else _other(config, dialect, history)
-    if history is None or (other and not any(path.is_file() for path in history.pieces())):
+    added = set() if history is None else set(dialect.metrics).difference(history.dialect.metrics)
+    if history is None or ((other or added) and not any(path.is_file() for path in history.pieces())):
         start_s, end_s = _range(config)
         record = {"format": FORMAT, "start_s": start_s, "end_s": end_s, "dialect": dialect.text,
                   "asked": config.asked()}  # fmt: skip
@@ -358,6 +359,10 @@ def _begin(config: HistoryConfig, dialect: Dialect, out: Path) -> History:
     if other:
         listed = ", ".join(f"--{name}" for name in sorted(other))
         raise ConfigError(f"{out}: holds a history with other {listed}; give the same options, or another folder")
+    if added:
+        names = ", ".join(sorted(metric.name for metric in added))
+        log.warning("%s: goes on with the metrics that it was begun with, without %s; "
+                    "fetch into another folder for these", out, names)  # fmt: skip
     return history
 
 

@@ -361,8 +361,10 @@ class Fold:
                 round(value) * 1_000_000 for one in facts[role] for value in np.unique(one.value).tolist() if value > 0
             }
         else:  # a series that begins after the last window is a container that was started, unless it only goes on
-            begun = {int(one.time_ms[0]) * 1000: self._run(one) in task.series for one in usage}
-            starts = {us for us, known in begun.items() if us > task.seen_us + (GONE_US if known else 0)}
+            begun: dict[Labels, int] = {}  # of a run, which a scraper under another name goes on with
+            for one in usage:
+                begun[self._run(one)] = min(int(one.time_ms[0]) * 1000, begun.get(self._run(one), s.LATEST_US))
+            starts = {us for run, us in begun.items() if us > task.seen_us + (GONE_US if run in task.series else 0)}
             times_us = AsOf(usage).time_us[1:]  # an absence within a piece is a start as well
             starts |= set(times_us[1:][np.diff(times_us) > GONE_US].tolist())
         if usage and not task.starts_us and min(starts, default=first_us + 2 * _SKEW_US) > first_us + _SKEW_US:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Final
 
 from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
@@ -51,8 +52,10 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         f"{config.oom_bump:.3g} times the limit that it had"
         + (" and 100 MiB more than it" if policy.oom_bump_by else "")
         + ("; where no limit is enforced, than the larger of its request and its usage then" if kubernetes else "")
-        + ", as long as the history remembers it. It is no more than the largest machine has, above which no task is "
-        "placed. A request above the limit asks for a limit that is raised as well.",
+        + ", as long as the history remembers it."
+        + ("" if isnan(policy.largest_memory) else " It is no more than the largest machine has, above which no task "
+           "is placed.")
+        + " A request above the limit asks for a limit that is raised as well.",
         "spread": "Largest peak of a task over the median one, of the tasks of the last day: 1 where all are alike. "
         "One request for all is wasteful where it is large.",
         "oracle": "Requests, each time, the largest demand until the next time. It sees the future, and bounds what "

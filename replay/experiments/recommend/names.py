@@ -80,7 +80,7 @@ def run_once(dataset: Dataset) -> Integers:
 
 
 def _names(dataset: Dataset) -> Any:
-    """Return the table of names; datasets of before do not say the kind of a container."""
+    """Return the table of names; earlier datasets do not say the kind of a container."""
     names = dataset.table("names").to_pandas()
     return names if s.CONTAINER_KIND in names else names.assign(**{s.CONTAINER_KIND: None})
 

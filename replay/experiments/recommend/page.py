@@ -94,8 +94,8 @@ def findings(results: Results) -> list[str]:
         )
     if leave := sum(_leaves_guaranteed(line) for line in results["workloads"]) if results["kubernetes"] else 0:
         found.append(
-            f"Guaranteed: {leave} of the workloads that request both limits would request less; such pods become "
-            "Burstable and are evicted sooner"
+            f"Guaranteed: {leave} of the workloads whose requests are their limits would request less; such pods "
+            "become Burstable and are evicted sooner"
         )
     return found
 

@@ -97,7 +97,7 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     container may have, it raises the limit to the request.
 
     kustomize adds a container that a patch names and the manifest does not, without an image. What has neither a
-    request nor a limit may be such a one, because a history of before does not know those of init containers, and is
+    request nor a limit may be such a one, because an earlier history does not know those of init containers, and is
     left out. So are native sidecars: kustomize moves what it merges to the front of the init containers, which start
     in their order.
 

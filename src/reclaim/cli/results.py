@@ -111,7 +111,8 @@ def _of_empty(report: HistoryReport) -> list[str]:
         )
     if within := [at for at in report.empty_s if at > first_s]:
         at = datetime.fromtimestamp(within[0], UTC)
-        lines.append(f"no usage in {len(within)} of the pieces after that, the first of {at:%Y-%m-%d %H:%M} UTC")
+        after = " after that" if lines else ""
+        lines.append(f"no usage in {len(within)} of the pieces{after}, the first of {at:%Y-%m-%d %H:%M} UTC")
     return lines
 
 

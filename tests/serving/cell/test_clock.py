@@ -109,7 +109,7 @@ def test_after_a_gap_in_which_all_tasks_were_replaced_the_new_ones_are_taken_aft
     memory.send(range(100), 0)
     memory.passed_s = 2 * PERIOD_S  # nothing comes any more
     assert memory.send(range(200, 210), 4 * HOUR) == {IN_THE_FUTURE}
-    assert "windows of 10 tasks were refused of late as in the future, and those of 0 taken" in str(
+    assert "windows of 10 tasks were refused recently as in the future, and those of 0 taken" in str(
         memory.clock.problem
     )
     memory.passed_s += PERIOD_S - 1
@@ -163,7 +163,7 @@ def test_with_this_machines_clock_a_refused_majority_is_named_and_not_believed(s
     for seconds in (0, 599, 1_201):
         memory.passed_s = seconds
         assert memory.send(range(10, 20), 11 * HOUR) == {IN_THE_FUTURE}
-        assert "refused of late" in str(memory.clock.problem)
+        assert "refused recently" in str(memory.clock.problem)
     memory.passed_s = 3_000
     assert memory.clock.problem is None  # none came for long
 
@@ -198,7 +198,7 @@ def test_a_trace_that_is_sent_again_is_named_until_its_tasks_go_on(start: Start)
     assert memory.clock.problem is None  # two of ten
     memory.passed_s = 2 * PERIOD_S
     assert memory.send(range(10), 0) == {OUTCOMES.index("too_late")}
-    assert "windows of 10 tasks were refused of late as too late, and those of 0 taken" in str(memory.clock.problem)
+    assert "windows of 10 tasks were refused recently as too late, and those of 0 taken" in str(memory.clock.problem)
     assert "another --state folder" in str(memory.clock.problem)
     memory.send(range(10), 4 * HOUR)
     assert memory.clock.problem is None

@@ -419,6 +419,9 @@ def test_a_fetch_says_since_when_there_is_usage_and_where_it_is_missing(tmp_path
                 "no usage before 2026-11-01 18:00 UTC: 0.25 of 0.4167 days are there; the server may keep no more",
                 "no usage in 1 of the pieces after that, the first of 2026-11-01 20:00 UTC",
             ]
+        there[:] = [range(past_s - 36_000, past_s - 14_400, 60), range(past_s - 7_200, past_s, 60)]
+        gap = of_history(fetch_history(config, tmp_path / "gap"), tmp_path / "gap")[1]
+        assert gap[1:] == ["no usage in 1 of the pieces, the first of 2026-11-01 20:00 UTC"]
         there[:] = [range(past_s - 36_000, past_s, 60)]
         whole = fetch_history(config, tmp_path / "whole")
         assert (whole.empty_s, of_history(whole, tmp_path)[1][1:]) == ((), [])
@@ -465,7 +468,11 @@ def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path
             fetch_history(config, tmp_path / "out")
 
 
-def test_a_history_goes_on_by_its_own_dialect_where_an_update_added_metrics_and_no_other(tmp_path: Path) -> None:
+def test_a_history_goes_on_by_its_own_dialect_where_an_update_added_metrics_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says which it lacks; without a piece yet it begins again with all of them."""
+
     def respond(path: str, _: dict[str, str], __: int) -> Answer:
         if path != "/api/v1/query":
             return 404, {}, b"not here"
@@ -477,15 +484,20 @@ def test_a_history_goes_on_by_its_own_dialect_where_an_update_added_metrics_and_
     for name, content in (("old", old), ("other", old.replace("kube_pod_info", "pod_info"))):
         (tmp_path / f"{name}.toml").write_text(content)
     with serving(respond) as (url, came):
-        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", transport="query")
+        config = HistoryConfig(Access(url), days=1 / 6, end="2026-11-02", transport="query")
         fetch_history(replace(config, dialect=str(tmp_path / "old.toml")), tmp_path / "out")
-        (piece,) = (tmp_path / "out" / "samples").iterdir()
-        piece.unlink()
+        first, last = sorted((tmp_path / "out" / "samples").iterdir())
+        first.unlink()
         came.clear()
         assert fetch_history(config, tmp_path / "out").fetched == 1
         assert not any("init_container" in one["body"] for one in came)
+        assert "without kube_pod_init_container_info, kube_pod_init_container_resource_limits" in caplog.text
         with pytest.raises(ConfigError, match="other --dialect"):
             fetch_history(replace(config, dialect=str(tmp_path / "other.toml")), tmp_path / "out")
+        for piece in (first, last):
+            piece.unlink()
+        assert fetch_history(config, tmp_path / "out").fetched == 2
+        assert any("init_container" in one["body"] for one in came)
 
 
 def test_pieces_are_asked_for_together_as_far_as_memory_allows() -> None:

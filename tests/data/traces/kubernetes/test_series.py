@@ -6,6 +6,7 @@ import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
+from reclaim.data.traces.history import PIECE_S
 from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
 
 
@@ -46,6 +47,17 @@ def test_of_scrapers_that_follow_each_other_both_count_and_of_a_pair_one() -> No
     told = {"restarts": [one(named["kubelet"], beat(0, 3600)), one(named["cadvisor"], [(4000.0, 2.0)])]}
     _, events, _ = fold({"cpu": pair[:1]} | told)
     assert s.EventType.FAIL in {event[s.EVENT_TYPE] for event in events}  # though the other said more often that not
+
+
+@pytest.mark.parametrize("renamed_s", [3600, PIECE_S + 3600])
+@pytest.mark.parametrize("silent_s", [10, 400])
+def test_a_run_goes_on_where_its_scraper_is_renamed(renamed_s: int, silent_s: int) -> None:
+    """In the first piece as in a later one, though no metric says when it started; it is one run of one start."""
+    before = one(APP | {"job": "kubelet"}, counter(0, renamed_s, 0.5))
+    after = [(time, 7 + 0.5 * time) for time in range(renamed_s + silent_s, 2 * PIECE_S, 30)]
+    rows, events, _ = fold({"cpu": [before, one(APP | {"job": "cadvisor"}, after)]}, pieces=2)
+    assert [event[s.EVENT_TYPE] for event in events] == [s.EventType.SCHEDULE]
+    assert len({row[s.SCHEDULED_US] for row in rows}) == 1
 
 
 CGROUP = APP | {"id": "/kubepods/pod1/c1", "name": "c1", "cpu": "total"}

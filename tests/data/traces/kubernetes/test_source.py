@@ -61,7 +61,7 @@ def test_an_ingest_says_how_many_containers_have_no_window_and_how_many_owners_a
 
 
 def test_an_ingest_says_which_containers_are_init_containers_and_how_many_run_once(tmp_path: Path) -> None:
-    """A history of before, whose dialect has no init containers, is read as it was, without a kind."""
+    """An earlier history, whose dialect has no init containers, is read as it was, without a kind."""
     of = {name: POD | {"container": name} for name in ("app", "migrate", "proxy")}
     series = {
         "cpu": [one(labels, counter(0, 7200, 0.3)) for labels in of.values()],

@@ -176,7 +176,7 @@ def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(r
     assert said[0] == "CPU: requests of 14 cores in all become 9, and 1 workload without a known request would add 0.5"
     assert said[1].startswith("Memory: requests of 14,336 MiB in all become 9,216, and 1 workload")
     assert said[1].endswith("would add 512")
-    assert said[-1].startswith("Guaranteed: 1 of the workloads that request both limits would request less")
+    assert said[-1].startswith("Guaranteed: 1 of the workloads whose requests are their limits would request less")
     assert not any("Guaranteed" in one or "would add" in one for one in findings(report.results))
 
 

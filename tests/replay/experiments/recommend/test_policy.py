@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.decisions import Decisions
-from reclaim.replay.experiments.recommend.policy import ESTIMATE, RULES, Policy, held_back
+from reclaim.replay.experiments.recommend.definitions import definitions
+from reclaim.replay.experiments.recommend.policy import ESTIMATE, RULES, Policy, RecommendConfig, held_back
 
 MIB = 2.0**20
 KUBERNETES = Policy(
@@ -92,6 +93,9 @@ def test_after_an_end_out_of_memory_no_more_is_requested_than_the_largest_machin
     free = replace(decisions(killed_at=2048 * MIB), enforced=np.full((1, 2), NAN))
     request, rule = small.requests(np.array([(0.5, 300 * MIB)]), free, np.zeros((1, 2), np.bool_))
     assert (request[0, 1], RULES[rule[0, 1]]) == (2200 * MIB, "out of memory")
+    for policy, said in ((small, True), (KUBERNETES, False)):  # without a known machine nothing is said of one
+        meaning = definitions(RecommendConfig(), policy, kubernetes=True)["out of memory"]
+        assert ("the largest machine" in meaning) == said
 
 
 def test_without_an_answer_the_request_stays_and_without_a_request_there_is_none() -> None:
