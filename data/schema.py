@@ -388,13 +388,7 @@ EXTRAS: Final[dict[str, pa.Field]] = {
         _field(MEMORY_ENFORCED, pa.float64(), "trace memory", "memory limit the machine enforces; null for none"),
         _field(OUT_OF_MEMORY, pa.bool_(), "flag", "whether the trace says that the task was out of memory"),
         _field(MACHINE_NAME, pa.string(), "text", "the machine's name"),
-        _field(
-            CONTAINER_KIND,
-            pa.string(),
-            "text",
-            "`init`: runs once, before the pod's others; `sidecar`: is an init "
-            "container and runs next to them; null for any other",
-        ),
+        _field(CONTAINER_KIND, pa.string(), "text", "`init`: runs once; `sidecar`: beside others; null for any other"),
     )
 }
 """Columns that only some trace has; a source names those of its own, table by table, and they follow the table's."""

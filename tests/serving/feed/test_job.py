@@ -31,7 +31,7 @@ from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.job import FOLD, LOCK, PROGRESS, FeedConfig, FeedReport, feed
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.predictions.histories import histories_of
-from tests.data.fetch.prometheus.test_client import Answer, ok, serving
+from tests.data.fetch.prometheus.answering import Answer, ok, serving
 from tests.data.traces.kubernetes.histories import DIALECT, T0, US, Piece, write_history
 from tests.data.traces.kubernetes.test_live import pod, together
 

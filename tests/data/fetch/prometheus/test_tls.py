@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.prometheus.client import Access, Client
-from tests.data.fetch.prometheus.test_client import ok, serving
+from tests.data.fetch.prometheus.answering import ok, serving
 
 
 class _Authority:
