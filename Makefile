@@ -30,10 +30,7 @@ docs: install                      ## the site, in site/; a warning or a broken 
 notebook: install                  ## the outputs of docs/notebook.ipynb
 	$(BIN)/python tests/test_notebook.py
 
-recompile:                         ## forget compiled kernels; needed where one that other files call has changed
-	find . -path ./$(VENV) -prune -o \( -name '*.nbi' -o -name '*.nbc' \) -print | xargs -r rm
-
 demo: install                      ## the whole way on a synthetic cell
 	$(BIN)/reclaim demo
 
-.PHONY: install test quick lint fix docs notebook recompile demo
+.PHONY: install test quick lint fix docs notebook demo

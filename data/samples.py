@@ -27,6 +27,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.schema import PERCENTILES, TAIL_PERCENTILES
 
 WINDOW_US: Final = 300_000_000
@@ -163,7 +164,7 @@ def _tasks(samples: Samples) -> list[tuple[int, int, int]]:
     return [(int(samples.task[low]), low, high) for low, high in pairwise(edges)]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _of_counter(
     offsets: Any,  # (n_series + 1,) int64
     time: Any,  # (n,) int64
@@ -209,7 +210,7 @@ def _of_counter(
         at = past
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _cover(cover: Any, begin: Any, end: Any) -> None:
     """Add a step to what is known of a slot; (3,) int64: first covered time, last one, longest step."""
     if cover[1] == 0 or begin < cover[0]:
@@ -218,7 +219,7 @@ def _cover(cover: Any, begin: Any, end: Any) -> None:
     cover[2] = max(cover[2], end - begin)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _added(begins: Any, ends: Any, rate: Any) -> Any:
     """Return spans and sums of rates, of which several may hold at a time; sorted by time, int64 and float64."""
     order = np.argsort(begins, kind="mergesort")
@@ -236,7 +237,7 @@ def _added(begins: Any, ends: Any, rate: Any) -> Any:
     return np.diff(edges)[known], total[known]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _of_gauge(
     offsets: Any,  # (n_series + 1,) int64
     time: Any,  # (n,) int64

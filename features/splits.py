@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.core.jit import CACHED
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows
 from reclaim.features.targets import HORIZONS_S, TARGETS
@@ -202,7 +203,7 @@ class SplitCounts(NamedTuple):
         }
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _count(
     period: Any,  # (n,) uint8
     group: Any,  # (n,) uint8

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.windows import Windows, demand, peak_cpu
 from reclaim.features.registry import LARGEST, SIGNALS
 
@@ -69,7 +70,7 @@ def known_by(windows: Windows) -> NDArray[np.int64]:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _rise(
     starts: Any,  # (n_tasks + 1,) int64
     end_us: Any,  # (n,) int64, changed
@@ -91,7 +92,7 @@ def measured_by(windows: Windows) -> NDArray[np.int64]:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _measured_by(
     starts: Any,  # (n_tasks + 1,) int64
     start_us: Any,  # (n,) int64
@@ -112,7 +113,7 @@ def _measured_by(
                 out[i, h] = max(latest, until)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _targets(
     starts: Any,  # (n_tasks + 1,) int64
     start_us: Any,  # (n,) int64
@@ -157,7 +158,7 @@ def _targets(
                     oom[i, h] = 0.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def future_max(
     first: int,
     stop: int,

@@ -1,19 +1,24 @@
-"""Settings of compiled code, and the record fields by which numba notices that cached code is stale."""
+"""Settings of compiled code, and the stamp by which numba notices that cached code is stale."""
 
 from __future__ import annotations
 
 import sys
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 import numba
+import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import caching, cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
-LENT: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+CACHED: Final[dict[str, Any]] = {"cache": True, "nogil": True}
+"""For every function that Python calls: compiled once, and other threads go on meanwhile."""
+LENT: Final[dict[str, Any]] = {**CACHED, "error_model": "numpy", "_nrt": False}
 """For functions that only borrow their arrays: reference counts, a fifth of the time, are off, so they cannot make
 arrays. Division by zero gives infinity or NaN and raises nothing."""
 
@@ -52,14 +57,120 @@ def _copy_row(source: Any, i: Any, target: Any, j: Any) -> Any:  # noqa: ARG001
     return scope["copy"]
 
 
-def code_field(*files: str) -> tuple[str, str]:
-    """Return a record field named by the content of files, whose names are relative to the rooms' folder.
+class Stamp:
+    """State of the sources that a compiled function was made of, found when it is compared or saved.
 
-    Numba checks only a function's own file to decide whether cached machine code is stale, but it knows the types of
-    the arguments, so changed code gets another type.
+    Numba compares a cached function with its own file alone, and what other files define is compiled into it, too. So
+    to the stamp of that file comes a digest of all that the function rests on: the code of the functions that it
+    calls, and of those that these call, and the values that they take from their modules. It is found late, because a
+    module is not complete while its functions are decorated.
     """
-    root = Path(__file__).resolve().parents[2]
-    return "code_" + sha256(b"".join((root / name).read_bytes() for name in files)).hexdigest()[:12], "i8"
+
+    def __init__(self, own: object, function: Any) -> None:
+        self._own, self._function = own, function
+
+    def __bytes__(self) -> bytes:
+        return repr(self._own).encode() + digest_of(self._function)
+
+    def __eq__(self, other: object) -> bool:
+        return bytes(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(self),)
+
+
+class _Stamped:
+    """A place for cached code whose stamp is ``Stamp``."""
+
+    _function: Any
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        place = super().from_function(py_func, py_file)  # type: ignore[misc]  # of numba's class beside it
+        if place is not None:
+            place._function = py_func
+        return place
+
+    def get_source_stamp(self) -> Stamp:
+        return Stamp(super().get_source_stamp(), self._function)  # type: ignore[misc]
+
+
+class InCacheFolder(_Stamped, caching.UserProvidedCacheLocator):
+    """The folder that ``NUMBA_CACHE_DIR`` names."""
+
+
+class InTree(_Stamped, caching.InTreeCacheLocator):
+    """``__pycache__`` beside the source."""
+
+
+class OfUser(_Stamped, caching.UserWideCacheLocator):
+    """The user's folder of caches, where the source lies in a folder that cannot be written."""
+
+
+if not numba.config.CACHE_LOCATOR_CLASSES:  # type: ignore[attr-defined]  # a user may have named others
+    numba.config.CACHE_LOCATOR_CLASSES = ",".join(  # type: ignore[attr-defined]
+        [*(f"{place.__module__}.{place.__name__}" for place in (InCacheFolder, InTree, OfUser)),
+         "IPythonCacheLocator", "ZipCacheLocator"]
+    )  # fmt: skip
+
+
+_OURS: Final = Path(__file__).read_bytes()
+"""This file: it generates code, and says what a digest is of."""
+
+
+@cache
+def digest_of(function: Any) -> bytes:
+    """Return a digest of a function's code, of what it calls in its package, and of the values that both take."""
+    found, seen = sha256(_OURS), set[FunctionType]()
+    package = _package(function)
+
+    def add(value: Any) -> None:
+        options = getattr(value, "targetoptions", None)  # of a compiled function
+        value = getattr(value, "py_func", value)
+        value = getattr(value, "_defn", value)  # of an intrinsic one
+        if isinstance(value, FunctionType):
+            found.update(f"{value.__module__}.{value.__qualname__} {options}".encode())
+            if _package(value) == package and value not in seen:
+                seen.add(value)
+                add_code(value.__code__, value.__globals__)
+                add([cell.cell_contents for cell in value.__closure__ or ()])
+        elif isinstance(value, np.ndarray):
+            found.update(f"{value.dtype} {value.shape} {value.tobytes()!r}".encode())
+        elif isinstance(value, tuple | list):
+            found.update(f"{type(value).__qualname__} {len(value)}".encode())
+            for item in value:
+                add(item)
+        elif isinstance(value, frozenset):
+            add(sorted(map(repr, value)))
+        elif isinstance(value, type):
+            found.update(f"{value.__qualname__} {getattr(value, '_fields', '')}".encode())
+        elif isinstance(value, int | float | complex | str | bytes | np.generic | np.dtype) or value is None:
+            found.update(repr(value).encode())
+        else:
+            found.update(type(value).__qualname__.encode())
+
+    def add_code(code: CodeType, names: dict[str, Any]) -> None:
+        found.update(f"{code.co_code!r} {code.co_varnames} {code.co_names}".encode())
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                add_code(constant, names)
+            else:
+                add(constant)
+        for name in code.co_names:
+            value = names.get(name)
+            if not isinstance(value, ModuleType):
+                add(value)
+            elif value.__name__.partition(".")[0] == package:
+                add([getattr(value, attribute, None) for attribute in code.co_names])
+
+    add(function)
+    return found.digest()
+
+
+def _package(function: Any) -> str:
+    return str(function.__module__).partition(".")[0]
 
 
 _UNUSED: Final = ("scipy.linalg.cython_blas", "cffi")

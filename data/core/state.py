@@ -17,8 +17,7 @@ MADE_BY: Final = "made_by"
 def adopt(name: str, like: NDArray[Any], memory: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return the array of that name in its own type, contiguous; it need not have been saved field by field.
 
-    The caller checks the meaning of its bytes by a version of its own. The field that ties compiled code to its sources
-    (``jit.code_field``) may have another name, so that the memory stays usable in a release that changed none of it.
+    The caller checks the meaning of its bytes by a version of its own.
 
     Raises
     ------
@@ -26,18 +25,9 @@ def adopt(name: str, like: NDArray[Any], memory: Mapping[str, NDArray[Any]]) -> 
         It is missing, or its layout differs from that of ``like`` beyond the first axis: other code saved it.
     """
     saved = memory.get(name)
-    if saved is None or _layout(saved) != _layout(like):
+    if saved is None or (saved.shape[1:], saved.dtype) != (like.shape[1:], like.dtype):
         raise ConfigError(f"the memory does not fit in {name!r}, other code saved it: start afresh")
     return np.ascontiguousarray(saved).reshape(saved.shape).view(like.dtype)
-
-
-def _layout(array: NDArray[Any]) -> object:
-    """Return the layout of an array's rows, without the name of the code field of their records."""
-    fields = array.dtype.fields
-    if fields is None:
-        return array.shape[1:], array.dtype
-    named = {"code" if name.startswith("code_") else name: tuple(of[:2]) for name, of in fields.items()}
-    return array.shape[1:], array.dtype.itemsize, named
 
 
 def part_of(memory: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

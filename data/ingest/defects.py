@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.columns import values_of
+from reclaim.data.core.jit import CACHED
 
 OVERLAP: Final = "a window begins before an earlier one of its task ends"
 LONGER: Final = "a window is longer than the trace's longest"
@@ -94,7 +95,7 @@ def _floats(usage: pa.Table, name: str) -> NDArray[np.float64]:
     return np.asarray(values_of(usage[name], np.nan), np.float64)  # NaN compares false
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _falls(vectors: Any) -> int:
     """Return how many vectors, (n, size) float32, have a value below the one before."""
     falls = 0
@@ -106,7 +107,7 @@ def _falls(vectors: Any) -> int:
     return falls
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _steps(
     collection: Any,  # (n,) int64, as the next three
     index: Any,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.columns import array_of, values_of
+from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.staging import NULL
 
 POLICY: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
@@ -57,7 +58,7 @@ def policy_of(
     return pa.table({name: column.cast(s.USAGE.field(name).type) for name, column in columns.items()})
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _first_from(time: Any, low: Any, high: Any, bound: Any) -> Any:
     """Return the first of the events ``low`` to ``high``, which rise in time, that is at ``bound`` or later."""
     while low < high:
@@ -69,7 +70,7 @@ def _first_from(time: Any, low: Any, high: Any, bound: Any) -> Any:
     return low
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _as_of(
     task: Any,  # (n_events,) int64, as the next three
     task_index: Any,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.columns import array_of, values_of
+from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.staging import NULL
 
 _SEEN: Final = (s.TIER, s.SCHEDULING_CLASS, s.COLLECTION_TYPE)
@@ -45,7 +46,7 @@ def _whole(table: pa.Table, name: str) -> NDArray[np.int64]:
     return np.ascontiguousarray(values_of(table[name].cast(pa.int64()), NULL))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _tasks(
     windows: Any,  # collection, index, start, end; (n,) int64 each
     seen: Any,  # (3, n) int64

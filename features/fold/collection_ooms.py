@@ -15,7 +15,6 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.windows import Windows
 from reclaim.features.fold.related import Tasks
 from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, write_no_history
-from reclaim.features.fold.task_record import CODE
 from reclaim.features.fold.task_update import slots_of
 from reclaim.features.registry import AT, SLOT_S
 from reclaim.features.targets import known_by
@@ -45,7 +44,6 @@ RECORD: Final = np.dtype(
         ("new_age", "i8"),
         ("new_least", "i8"),
         ("new_windows", "i8"),
-        CODE,
     ],
     align=True,
 )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import lent, room_for
-from reclaim.data.core.jit import LENT
+from reclaim.data.core.jit import CACHED, LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
@@ -290,7 +290,7 @@ def _is_of(
     return bool(group % parts == part)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _advance(
     members: Any,  # (n_tasks,) MEMBER, changed
     collections: Any,  # (n_collections,) GROUP, changed
@@ -312,7 +312,7 @@ def _advance(
             step(members[task], task, collections, names, users, moment[i], share, i, out, place[i])
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _fold(
     members: Any,  # (n_tasks,) MEMBER, changed
     collections: Any,  # (n_collections,) GROUP, changed

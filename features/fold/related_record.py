@@ -9,7 +9,6 @@ import numba
 import numpy as np
 
 from reclaim.data.core.jit import LENT
-from reclaim.features.fold.task_record import CODE
 from reclaim.features.registry import AT, GROUP_KINDS, N_GROUP, N_SIBLING, OF_OTHERS, SIGNALS, SLOT_S
 
 SCALE: Final = float(2**20)
@@ -70,7 +69,6 @@ MEMBER: Final = np.dtype(
         ("new_n", "i4", _N),
         ("new_peak", "i4", _N),
         ("now_n", "i4", _N),
-        CODE,
     ],
     align=True,
 )

@@ -7,20 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import code_field
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SIGNALS
-
-COMPILED_FILES: Final = (
-    "data/schema.py", "data/columns.py", "data/windows.py", "data/oom.py",
-    *(f"data/core/{name}.py" for name in ("arrays", "jit")),
-    "features/registry.py",
-    *(f"features/fold/{name}.py" for name in ("task_record", "task_update", "task_oom", "task_read", "related_record")),
-)  # fmt: skip
-"""All files that the folds of ``batch`` and ``related`` rest on, compiled into them in addition to those two."""
-CODE: Final = code_field(*COMPILED_FILES)
-"""A field of the folds' records, other when one of those files is."""
-
 
 HOURS: Final = 24
 """Clock hours of which the maximum is kept as it is: this one and those that ``max_24h`` reaches back to."""
@@ -114,8 +102,7 @@ STATE: Final = np.dtype(
         ("end_us", "i8"),
         ("recent", "f4", (RECENT_WINDOWS, N_SIGNALS + 1)),  # ring of recent windows: signals, length over 5 minutes
         ("recent_us", "i8", RECENT_WINDOWS),  # their ends
-        ("spare", "i8", 14),  # makes it a whole number of cache lines
-        CODE,
+        ("spare", "i8", 15),  # makes it a whole number of cache lines
     ],
     align=True,
 )

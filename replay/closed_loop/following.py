@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.records import RUNNING
@@ -163,7 +164,7 @@ class HeldMachines:
             self._online.count(answer.slot, n, violated[1:])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _count(
     run: Any,  # (n,) int64
     machine: Any,  # (n,) int64

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from reclaim.data.core.jit import LENT, code_field
+from reclaim.data.core.jit import LENT
 from reclaim.replay.closed_loop.records import CAPACITY, FREE, NON_PRODUCTION, TOGETHER, UNPROMISED
 from reclaim.replay.closed_loop.rooms import (
     SLACK,
@@ -28,7 +28,7 @@ POLICIES: Final[Mapping[str, tuple[float, float]]] = {
 """Weights (stranding, leftover) of each policy; see ``score``. Best fit fills machines up. Worst fit spreads the load,
 as E-PVM did. The hybrid fills machines up without leaving one resource unusable for want of the other, as Borg's does
 by its description (EuroSys'15, section 3.2; the weights are ours)."""
-POLICY: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), code_field("replay/closed_loop/placement.py")])
+POLICY: Final = np.dtype([("stranding", "f8"), ("leftover", "f8")])
 """A policy's weights, for compiled code elsewhere that calls ``score``."""
 
 

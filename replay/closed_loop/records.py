@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import LENT, code_field
+from reclaim.data.core.jit import LENT
 
 AHEAD, BLOCKED, PENDING, RUNNING, DONE = range(5)
 """States of a run: not yet submitted; submitted while the task's earlier run goes on, or a collection that
@@ -28,16 +28,6 @@ REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory",
 those with room hold as many of its collection as may share one; most machines lack CPU alone, memory alone, or both.
 ``none`` is a run that was stopped and not tried again yet."""
 
-_COMPILED_FILES: Final = (
-    *(
-        f"replay/closed_loop/{name}.py"
-        for name in ("records", "kernel", "rooms", "placement", "preemption", "waiting", "foreseen")
-    ),
-    *(f"training/machines/{name}.py" for name in ("curve", "terms")),
-    "training/margins/margin.py",
-    "training/margins/violation.py",
-)  # fmt: skip
-
 RUN = np.dtype(
     [
         # read by a loop over the runs of a machine, adjacent in memory
@@ -52,7 +42,6 @@ RUN = np.dtype(
         ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("cursor", "i8"), ("waiting_us", "i8"),
         ("ready_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"), ("ran_us", "i8"), ("lost_us", "i8"),
         ("waited_us", "i8"), ("kills", "i4", (4,)),
-        code_field(*_COMPILED_FILES),
     ]
 )  # fmt: skip
 """One run of a task, from its submission to its end; see ``workload.Workload``. ``varies`` says whether the limit

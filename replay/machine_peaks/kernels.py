@@ -11,8 +11,10 @@ from typing import Any
 import numba
 import numpy as np
 
+from reclaim.data.core.jit import CACHED
 
-@numba.njit(cache=True, nogil=True)
+
+@numba.njit(**CACHED)
 def add_histories(
     snapshot: Any,  # (n,) int64
     age: Any,  # (n,) int64
@@ -35,13 +37,13 @@ def add_histories(
             _add(limit[i - n + 1 : i + 1], total_limit[t, total_limit.shape[1] - n :])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _add(values: Any, total: Any) -> None:
     for k in range(len(values)):  # forward through both, and apart, so that it is compiled to vector instructions
         total[k] += values[k]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def moments(
     ratio: Any,  # (T, history) float64
     counts: Any,  # (T,) int64
@@ -59,7 +61,7 @@ def moments(
             deviations[t] = np.sqrt(square / (counts[t] - 1))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def percentiles(
     ratio: Any,  # (T, history) float64
     counts: Any,  # (T,) int64
@@ -79,7 +81,7 @@ def percentiles(
                 out[t] = parted[low] + (parted[low + 1 :].min() - parted[low]) * (position - low)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _interpolated(ascending: Any, n: int, percentile: float) -> float:
     position = percentile / 100 * (n - 1)
     low = int(position)
@@ -88,7 +90,7 @@ def _interpolated(ascending: Any, n: int, percentile: float) -> float:
     return value
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _insert(ascending: Any, n: int, value: float) -> None:
     """Put a value among the first ``n``, which are in order."""
     k = n
@@ -98,7 +100,7 @@ def _insert(ascending: Any, n: int, value: float) -> None:
     ascending[k] = value
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def moving_percentiles(
     age: Any,  # (n,) int64
     value: Any,  # (n,) float64
@@ -121,7 +123,7 @@ def moving_percentiles(
         out[i] = _interpolated(room, n, percentile)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def so_far(
     age: Any,  # (n,) int64
     value: Any,  # (n,) float64, changed
@@ -134,7 +136,7 @@ def so_far(
         value[i] = total / age[i] if mean else total
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def needs_by_window(
     age: Any,  # (n,) int64
     window: Any,  # (n,) int64, of the day, from 0

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows
 from reclaim.training.estimators.base import MODEL, Estimate
 
@@ -111,7 +112,7 @@ def current_reservations(reservation: NDArray[np.float64], history: History) -> 
     return current
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _current_reservations(
     reservation: Any,  # (n, R) float64
     limit: Any,  # (n, R) float64

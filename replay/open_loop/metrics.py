@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.open_loop.bootstrap import FEWEST, Bootstrap, bounds, resampled_sums
@@ -178,7 +179,7 @@ def sums(scored: Scored, key: NDArray[np.int64], n_keys: int) -> NDArray[np.floa
     return np.moveaxis(out, 0, -1)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _add_rows(
     target: Any,  # (n,) float64, of one resource as the next three
     next_target: Any,  # (n,) float64
@@ -228,12 +229,12 @@ def _add_rows(
             sums[NEXT_VIOLATIONS] += _violates(next_target[i], reservation[i], granted)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _counts(target: float, reservation: float, limit: float) -> bool:
     return np.isfinite(target) and np.isfinite(reservation) and limit > 0.0 and np.isfinite(limit)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _violates(target: float, reservation: float, limit: float) -> Any:
     """Say whether a target, at most the limit, exceeds a reservation."""
     return violates_in_kernel(needed_in_kernel(target, limit), reservation)

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import LENT, code_field
+from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.state import part_of
 from reclaim.data.schema import RESOURCES
@@ -35,18 +35,6 @@ if TYPE_CHECKING:
 
 _OF: Final = "of"
 _MACHINES: Final = "machines."
-_RUNGS: Final = np.dtype(
-    [
-        ("place", "f8", (len(BUDGETED), len(TIER_LABELS), len(RESOURCES))),  # of each price on a ladder
-        code_field(
-            "training/margins/price.py",
-            "training/margins/margin.py",
-            "training/models/steps.py",
-            "training/models/survival.py",
-            "data/core/vectors.py",
-        ),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -132,7 +120,7 @@ class Following:
         self._online.threads = self._threads = threads
         self._machines = MachinePeaks(scorer, at_once=at_once)
         self.of = f"{number} {whose(scorer, at_once)}"
-        self._rungs = np.zeros(1, _RUNGS)
+        self._rungs = np.zeros((len(BUDGETED), len(TIER_LABELS), len(RESOURCES)))
         self.prices = self._moved()
 
     def take(self, taken: Taken, scores: Scores, begun_us: int) -> None:
@@ -210,7 +198,7 @@ class Following:
 
     def _moved(self) -> Prices:
         now = cast("Mapping[str, Price]", self._online.settings)
-        self._rungs["place"][0] = [now[name].rungs for name in BUDGETED]
+        self._rungs[:] = [now[name].rungs for name in BUDGETED]
         begin, own = cast("Mapping[str, Price]", self._online.begin), price_of(self._online.own_rungs)
         return Prices(now, begin, self._scorer.budgets, self._machines.margins, self._online.violated, own)
 
@@ -219,7 +207,7 @@ class Following:
 def _hold(
     rises: Any,  # (k, R, N_RISES) uint8
     of_now: Any,  # (k, R) float32, what is used now, over the limit
-    rungs: Any,  # (1,) _RUNGS
+    rungs: Any,  # (B, tiers, R) float64, of each price on a ladder
     tier: Any,  # (k,) int64
     now: Any,  # (k, R) float64, demand of the last windows
     limit: Any,  # (k, R) float64
@@ -237,6 +225,6 @@ def _hold(
             for b in range(out.shape[1]):
                 answer = math.nan
                 if known:
-                    answer = share_at(rises[i, r], thresholds, rungs[0].place[b, tier[i], r]) * most
+                    answer = share_at(rises[i, r], thresholds, rungs[b, tier[i], r]) * most
                 held = guard(answer, now[i, r], most, young[i] and not np.isnan(most))
                 out[i, b, r] = most if np.isnan(held) else held

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import blank_rows, copy_of, room_for
-from reclaim.data.core.jit import LENT, code_field
+from reclaim.data.core.jit import LENT
 from reclaim.data.core.state import adopt, part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
@@ -34,8 +34,6 @@ KEPT_SLOTS: Final = 86_400 // SLOT_S
 _SLOT_US: Final = SLOT_S * 1_000_000
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
-_TERMS: Final = np.dtype([("terms", "f8", N_TERMS), code_field("training/machines/terms.py")])
-"""Room for the terms of a task, whose type changes with the code that writes them."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ class MachinePeaks:
         _add(
             self._tasks, task, slot, self._places(windows.machine_id, slot), demand(windows),
             np.ascontiguousarray(windows.limit), of_row, shares, opted_out, answer, waits, online.step, slot % _OPEN,
-            m["last"], m["windows"], m["answered"], m["sums"], m["total"], np.zeros(1, _TERMS),
+            m["last"], m["windows"], m["answered"], m["sums"], m["total"], np.zeros(N_TERMS),
         )  # fmt: skip
 
     def forget(self, slots: Ids) -> None:
@@ -367,7 +365,7 @@ def _add(
     answered: Any,  # (m, O, R) int64, changed
     sums: Any,  # (m, O, R, N_TERMS) float64, changed
     total: Any,  # (m, A, O, R) float64, changed
-    room: Any,  # (1,) _TERMS, to work in
+    room: Any,  # (N_TERMS,) float64, to work in
 ) -> None:
     """Add windows of one slot to the demand that earlier answers are held against, and their terms to its answers."""
     for i in range(len(slot)):
@@ -406,9 +404,9 @@ def _add(
             task.limit[k, r] = limit[i, r] if known else np.nan
             if known:
                 answered[p, open_at, r] += not opted_out[of_row[i]]
-                write_terms(shares[of_row[i], r], used[i, r], limit[i, r], room[0].terms)
+                write_terms(shares[of_row[i], r], used[i, r], limit[i, r], room)
                 for j in range(sums.shape[3]):
-                    sums[p, open_at, r, j] += room[0].terms[j]
+                    sums[p, open_at, r, j] += room[j]
 
 
 @numba.njit(**LENT)

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.schema import DAY_US
 from reclaim.features.groups import RowKeys
 
@@ -62,7 +63,7 @@ def alerts(rows: AlertRows, threshold: float, horizon_s: int) -> NDArray[np.int6
     return candidates[raised]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _raised(task: Any, end_us: Any, silence_us: int) -> Any:
     raised = np.zeros(len(task), np.bool_)
     until = 0

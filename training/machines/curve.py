@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import LENT, code_field, straight
+from reclaim.data.core.jit import LENT, straight
 from reclaim.data.errors import ConfigError
 from reclaim.training.machines.terms import (
     PASSED,
@@ -35,12 +35,7 @@ EXCEEDED: Final = tuple(float(f"{p:.3g}") for p in np.geomspace(0.5, 1e-4, 38))
 """Probabilities at which a curve is kept, falling."""
 _TAIL: Final = -math.log(EXCEEDED[-1])
 """Exponent of the bound that the spread of a set reaches to: that of the smallest probability kept."""
-COMPILED: Final = np.dtype(
-    [
-        ("rate", "f8"), ("together", "f8"), ("fitted", "?"), ("weights", "f8", (N_INPUTS,)),
-        code_field("training/machines/curve.py", "training/machines/terms.py"),
-    ]
-)  # fmt: skip
+COMPILED: Final = np.dtype([("rate", "f8"), ("together", "f8"), ("fitted", "?"), ("weights", "f8", (N_INPUTS,))])
 """A curve without its margins, for compiled code: first rate, share of peaks together, and the weights of a fit."""
 _CERTAIN: Final = 1e-8
 """Probability at which tasks that peak together are taken to pass their limits: beyond the last of ``PASSED``."""

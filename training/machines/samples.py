@@ -9,6 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.features.targets import future_max
 
 Floats = NDArray[np.float64]
@@ -76,7 +77,7 @@ class TaskSamples:
         return peak
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _future_peaks(
     times_us: Any,  # (T,) int64
     starts: Any,  # (T + 1,) int64, of each snapshot in by_snapshot
@@ -118,7 +119,7 @@ def _future_peaks(
         first = stop
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _goes_on(starts: Any, by_snapshot: Any, task: Any, limit: Any, t: int) -> bool:
     """Say whether snapshot ``t`` has the tasks and limits of the one before."""
     before, now, n = starts[t - 1], starts[t], starts[t + 1] - starts[t]

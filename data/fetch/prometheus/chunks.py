@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.fetch.prometheus.protobuf import MalformedError
 
 XOR: Final = 1
@@ -34,7 +35,7 @@ def crc32c(content: NDArray[np.uint8]) -> int:
     return int(_crc32c(content, _TABLE))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _crc32c(content: Any, table: Any) -> Any:
     crc = np.uint32(0xFFFFFFFF)
     for k in range(len(content)):
@@ -55,7 +56,7 @@ def decode_xor(content: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[n
     return time, value.view(np.float64)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _bits(content: Any, at: Any, count: Any) -> Any:
     """Return ``count`` bits from bit ``at`` on, as uint64; the caller sees to it that they are there."""
     out = np.uint64(0)
@@ -70,7 +71,7 @@ def _bits(content: Any, at: Any, count: Any) -> Any:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _varint(content: Any, at: Any) -> Any:
     """Return the varint at a byte as uint64, and the byte after it; -1 where it is cut short."""
     value, shift = np.uint64(0), 0
@@ -84,7 +85,7 @@ def _varint(content: Any, at: Any) -> Any:
     return value, -1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _decode_xor(
     content: Any,  # (n_bytes,) uint8
     time: Any,  # (n,) int64; written to
@@ -161,7 +162,7 @@ def decode_samples(series: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArra
     return time[:count].copy(), value[:count].view(np.float64).copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _decode_samples(series: Any, time: Any, value: Any) -> Any:
     """Write the samples of a series, field 2 of it, and return their number; -1 where it is cut short."""
     at = count = 0

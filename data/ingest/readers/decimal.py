@@ -8,8 +8,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 
-@numba.njit(cache=True, nogil=True, inline="always")
+
+@numba.njit(**CACHED, inline="always")
 def _high_and_low(a: Any, b: Any) -> Any:
     """Return the two halves of the 128-bit product of two unsigned 64-bit numbers."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -19,7 +21,7 @@ def _high_and_low(a: Any, b: Any) -> Any:
     return high + (mid1 >> half) + (mid2 >> half) + (carry >> half), (carry << half) | (low & mask)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def scaled(digits: Any, power: Any) -> Any:
     """Return ``digits × 10**power`` as the nearest double, and whether the result is certain.
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.columns import array_of, bits_of
 from reclaim.data.core.duck import INTEGERS
+from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.json_kernel import (
     DOUBLE,
     FLAG,
@@ -334,7 +335,7 @@ def _batch_of(
     return pa.record_batch([*columns, array_of(numbers)], schema=schema)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _texts(block: Any, words: Any) -> Any:
     """Return ends and content of the texts at words of the block; a null is empty."""
     ends = np.zeros(len(words) + 1, np.int32)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.decimal import scaled
 from reclaim.data.ingest.readers.memory import byte_at, put_single, word_at
 from reclaim.data.ingest.readers.staging import NULL
@@ -33,7 +34,7 @@ _FAR: Final = 1 << 40
 # They rely on a newline at the end of the text: none of them skips one, so none reads past it.
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def skip(i: Any) -> Any:
     """Return where the white space at ``i`` ends."""
     while byte_at(i) <= SPACE and (byte_at(i) == SPACE or byte_at(i) == TAB or byte_at(i) == RETURN):
@@ -41,7 +42,7 @@ def skip(i: Any) -> Any:
     return i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def key(i: Any, names: Any, lengths: Any, words: Any, first: Any, count: Any, guess: Any) -> Any:
     """Return the index of the key at ``i`` among the given ones, -1 if it is another, and where its value begins."""
     i = skip(i)
@@ -63,7 +64,7 @@ def key(i: Any, names: Any, lengths: Any, words: Any, first: Any, count: Any, gu
     return key, i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def _digits(i: Any, value: Any) -> Any:
     """Return ``value`` followed by the digits at ``i``, and where they end; eight at a time, then one by one.
 
@@ -85,7 +86,7 @@ def _digits(i: Any, value: Any) -> Any:
     return value, i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def integer(i: Any) -> Any:
     """Return a canonical integer, in quotes or not, and where it ends; -1 for anything else."""
     quoted = byte_at(i) == QUOTE
@@ -103,7 +104,7 @@ def integer(i: Any) -> Any:
     return -value if negative else value, i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def double(i: Any) -> Any:
     """Return a number that is not negative, and where it ends; -1 for anything else."""
     begin = i
@@ -143,7 +144,7 @@ def double(i: Any) -> Any:
     return value, i if good and significant <= 19 and certain else -1
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def vector(i: Any, out: Any, size: Any) -> Any:
     """Store the list of ``size`` numbers, or of none, at address ``out``; return its end, -1 for anything else."""
     count = 0
@@ -175,7 +176,7 @@ def vector(i: Any, out: Any, size: Any) -> Any:
     return i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def text(i: Any, block: Any) -> Any:
     """Return the word of a text, and where its value ends; -1 for anything else.
 
@@ -197,14 +198,14 @@ def text(i: Any, block: Any) -> Any:
     return (begin - block) << LENGTH_BITS | (end - begin), i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def flag(i: Any) -> Any:
     """Return 1 for true and 0 for false, and where it ends; -1 for anything else."""
     true, false = word_at(i) & _FOUR_BYTES == _TRUE, word_at(i) & _FIVE_BYTES == _FALSE
     return np.int64(true), i + 4 if true else i + 5 if false else -1
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**CACHED, inline="always")
 def empty_list(i: Any) -> Any:
     """Return where the list without an element at ``i`` ends; -1 for anything else."""
     end = -1
@@ -215,7 +216,7 @@ def empty_list(i: Any) -> Any:
     return end
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def read_lines(
     block: Any, start: Any, size: Any, number: Any, n: Any, rows: Any, whole: Any, doubles: Any, numbers: Any,
     others: Any, names: Any, lengths: Any, words: Any, keys: Any, top: Any, zero_is_null: Any, only_with: Any,

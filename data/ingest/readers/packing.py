@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.memory import length_of, put_word, word_at
 
 _MASKS: Final = np.array([2 ** (8 * k) - 1 for k in range(9)], np.uint64)
@@ -47,7 +48,7 @@ def _head(words: int) -> int:
     return (words + 1) // 2
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _pack(rows: Any, order: Any, counts: Any, content: Any, address: Any) -> Any:
     """Write the chunks and return where each ends."""
     words = rows.shape[1]
@@ -80,7 +81,7 @@ def _pack(rows: Any, order: Any, counts: Any, content: Any, address: Any) -> Any
     return ends
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _unpack(content: Any, address: Any, rows: Any) -> None:
     """Fill the rows of a chunk."""
     words = rows.shape[1]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.columns import array_of, bits_of, flags_of, values_of
+from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.packing import SPARE, pack, unpack
 
 NULL: Final = -(2**63)
@@ -130,7 +131,7 @@ class Layout:
         return pa.table(columns, schema=self.schema)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def _columns_of(rows: Any, order: Any) -> Any:
     """Return the words of the rows in the order given, column by column; shape (words, n)."""
     out = np.empty((rows.shape[1], len(order)), np.uint64)
@@ -142,7 +143,7 @@ def _columns_of(rows: Any, order: Any) -> Any:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**CACHED)
 def buckets_of(collection: Any, index: Any, buckets: Any) -> Any:
     """Return the bucket of each task, uint16, shape (n,)."""
     out = np.empty(len(collection), np.uint16)

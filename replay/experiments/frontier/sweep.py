@@ -9,6 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import CACHED
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
@@ -216,7 +217,7 @@ def _answer(bare: Any, row: int, step: float, limit: float) -> Any:
     return at_rung(bare[row], step) * limit
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _sweep_rows(
     bare: Any,  # (n_history,) float64 or (n_history, N_RUNGS) float32, of one resource as all below
     rows: Any,  # (n,) int64
@@ -245,7 +246,7 @@ def _sweep_rows(
             spared[k] += (hi - reserved) * weight
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@numba.njit(**CACHED, error_model="numpy")
 def _sweep_snapshots(
     bare: Any,  # (n_history,) float64 or (n_history, N_RUNGS) float32, of one resource as all below
     rows: Any,  # (n,) int64

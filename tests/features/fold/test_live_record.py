@@ -16,12 +16,12 @@ from reclaim.features.fold import live
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_record import BLOCKS, KEPT, MOST_ROWS, Histograms, pack, unpack, words_of
-from reclaim.features.fold.task_record import BINS, CODE, STATE
+from reclaim.features.fold.task_record import BINS, STATE
 
 History = Callable[..., Windows]
 CELL = Cell((4.0, 8.0), 12_345_000_000)
 OCTAVES, KINDS = STATE["octave"].shape
-FIELDS = [name for name in STATE.names or () if name not in ("spare", CODE[0])]
+FIELDS = [name for name in STATE.names or () if name != "spare"]
 
 
 def drawn(seed: int, full: bool = False) -> NDArray[Any]:
