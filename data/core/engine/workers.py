@@ -352,7 +352,7 @@ def connected_ray(count: int) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("--engine ray: Ray is not installed; pip install 'reclaim[ray]'") from error
+        raise ConfigError("--engine ray: Ray is not installed; pip install 'ray[train]'") from error
     if not ray.is_initialized():
         here: dict[str, Any] = {"address": "local", "num_cpus": count, "include_dashboard": False}
         ray.init(log_to_driver=False, configure_logging=False, **({} if "RAY_ADDRESS" in os.environ else here))

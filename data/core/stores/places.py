@@ -18,8 +18,8 @@ from reclaim.data.core.files import FULL_DISK, content_sha256
 from reclaim.data.errors import ConfigError, DataError
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
-_EXTRAS: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
-"""Scheme → the extra that installs its library."""
+_LIBRARIES: Final = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+"""Scheme → its library."""
 _FAULTS: Final = (
     ("botocore.exceptions", "BotoCoreError"),
     ("aiohttp", "ClientError"),
@@ -40,7 +40,7 @@ def location(name: Path | str) -> Path:
     Raises
     ------
     ConfigError
-        The library of the store is not installed; the message names the extra. Or the name has no bucket, or a
+        The library of the store is not installed; the message names it. Or the name has no bucket, or a
         character that would make it a pattern.
     """
     if not isinstance(name, str):
@@ -49,7 +49,7 @@ def location(name: Path | str) -> Path:
     if found is None:
         return Path(name)
     scheme, below = found[1], name[found.end() :]
-    if not below.strip("/") or (scheme in _EXTRAS and below.startswith("/")):
+    if not below.strip("/") or (scheme in _LIBRARIES and below.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; expected {scheme}://bucket/folder")
     if pattern := _PATTERN.search(name):
         raise ConfigError(f"{name}: {pattern[0]} in a name of a store makes it a pattern; use another name")
@@ -59,8 +59,8 @@ def location(name: Path | str) -> Path:
         place = UPath(name.rstrip("/"))
         _ = place.fs
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        remedy = f"pip install 'reclaim[{extra}]'" if extra else f"install the fsspec library of {scheme}://"
+        library = _LIBRARIES.get(scheme)
+        remedy = f"pip install universal-pathlib {library}" if library else f"install the fsspec library of {scheme}://"
         raise ConfigError(f"{name}: the library of {scheme}:// is not installed; {remedy} ({error})") from error
     except ValueError as error:
         raise ConfigError(f"{name}: no store known by {scheme}:// ({error}); expected s3:// or gs://") from error

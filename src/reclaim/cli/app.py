@@ -196,7 +196,7 @@ def ingest(
     ] = 1024,
     workers: Annotated[int, typer.Option(help="Parallel processes; 0: one per core, as memory allows.")] = 0,
     engine: Annotated[
-        str, typer.Option(help="`local`: processes for a large trace; `processes`, or `ray` (needs reclaim[ray]).")
+        str, typer.Option(help="`local`: processes for a large trace; `processes`, or `ray` (needs the package ray).")
     ] = "local",
     as_json: AsJson = False,
 ) -> None:

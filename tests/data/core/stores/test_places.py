@@ -25,14 +25,14 @@ def test_a_name_without_a_scheme_is_a_path_and_one_with_a_scheme_keeps_it(bucket
     assert location(place) is place
 
 
-@pytest.mark.parametrize(("module", "name", "extra"), [
-    ("upath", "s3://bucket/cell", "s3"), ("s3fs", "s3://bucket/cell", "s3"), ("gcsfs", "gs://bucket/cell", "gs"),
+@pytest.mark.parametrize(("module", "name", "library"), [
+    ("upath", "s3://bucket/cell", "s3fs"), ("s3fs", "s3://bucket/cell", "s3fs"), ("gcsfs", "gs://bucket/cell", "gcsfs"),
 ])  # fmt: skip
-def test_a_missing_extra_is_named(module: str, name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(module: str, name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     for scheme in ("s3", "gs"):
         monkeypatch.delitem(_registry, scheme, raising=False)
-    with pytest.raises(ConfigError, match=rf"^{name}: .* is not installed; pip install 'reclaim\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"^{name}: .* is not installed; pip install universal-pathlib {library} "):
         location(name)
 
 
@@ -100,4 +100,4 @@ def test_on_the_command_line_a_mistake_about_a_store_is_one_line_and_exit_code_2
         told = capsys.readouterr().err
         assert len(told.splitlines()) == 1
         assert f"{bucket.url}/cell: " in told
-        assert ("pip install 'reclaim[s3]'" in told) == missing
+        assert ("pip install universal-pathlib s3fs" in told) == missing
