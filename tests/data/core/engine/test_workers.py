@@ -91,7 +91,7 @@ def test_a_worker_that_is_killed_is_one_clear_error(monkeypatch: pytest.MonkeyPa
 def test_without_ray_its_engine_is_an_error_that_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # what the import system makes of a module that is not there
     with (
-        pytest.raises(ConfigError, match=r"Ray is not installed; pip install 'reclaim\[ray\]'"),
+        pytest.raises(ConfigError, match=r"Ray is not installed; pip install 'ray\[train\]'"),
         Workers("ray", 2, 1) as pool,
     ):
         pool.run(str, [1], print)
