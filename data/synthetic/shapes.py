@@ -101,7 +101,7 @@ SHAPE_LOG = np.array(
         [-0.92, -0.87, -0.78, -0.68, -0.59, -0.52, -0.49, -0.38, -0.23, 0.02],
     ]
 )
-# How much a window's own shape is more or less pronounced than that: standard deviation of the log, below and above 0.
+# Spread of a window's own shape about that: standard deviation of the log, below and above 0.
 SHAPE_SPREAD = (0.7, 0.4)
 # Where the percentiles 91 to 99 lie between the 90th (0) and the 100th (1).
 TAIL_POSITION = np.array([0.024, 0.054, 0.093, 0.134, 0.188, 0.244, 0.336, 0.464, 0.690])

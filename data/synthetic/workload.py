@@ -58,7 +58,7 @@ SERVICE_LIFE_DAYS = np.array([2.0, 2.0, 3.0, 8.0, 20.0])
 FAILURES_PER_DAY = np.array([0.10, 0.06, 0.05, 0.02, 0.01])  # of a service task, without memory pressure
 UPDATES_PER_DAY = 0.25  # limit changes of a service collection
 
-# How the memory of a collection behaves. Only LEAK, SUDDEN and UNDERSIZED pass the limit; PLATEAU and NEAR_MISS look
+# Ways in which the memory of a collection behaves. Only LEAK, SUDDEN and UNDERSIZED pass the limit; PLATEAU and NEAR_MISS look
 # like them and do not.
 NORMAL, LEAK, PLATEAU, SUDDEN, NEAR_MISS, UNDERSIZED = range(6)
 SERVICE_MODES = (0.83, 0.04, 0.06, 0.02, 0.05, 0.00)
@@ -83,7 +83,7 @@ GROUPS = 4096  # common factors, dealt to collections in turn
 MAX_CPU_RATIO = 6.0
 
 EMPTY, PENDING, RUNNING = range(3)  # states of a slot
-# How a run of a task ends; the names are those of the truth table.
+# Ends of a run of a task; the names are those of the truth table.
 CAUSES = ("", "oom_limit", "oom_machine", "program_failure", "evict_priority", "evict_machine", "finish", "kill")
 OOM_LIMIT, OOM_MACHINE, PROGRAM_FAILURE, EVICT_PRIORITY, EVICT_MACHINE, FINISHED, KILLED = range(1, 8)
 NEVER = int(np.iinfo(np.int64).max)

@@ -46,8 +46,8 @@ class LiveFold:
     """Fold of a history and of what follows it, in the order of time.
 
     It differs from an ingest in what is said late: who owns a pod, its tier and the start of a run count from when
-    the samples say so, not for the whole history. What of a collection was largest is forgotten a month after its last
-    task, where an ingest knows it for ever.
+    the samples say so, not for the whole history. The largest usage of a collection is kept for a month after its last
+    task; an ingest keeps it for good.
 
     Attributes
     ----------
