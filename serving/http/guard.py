@@ -75,6 +75,8 @@ _GONE: Final = 499
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,64}")
 _TOKEN: Final = re.compile(rb"[!-~]{16,1024}")
 """A token: visible ASCII, of a length that cannot be guessed."""
+_LOOK_S: Final = 1.0
+"""Seconds between two looks at whether the token was replaced: a look takes a microsecond, and replacing it minutes."""
 _SHOWN_PATH: Final = 200
 """Longest path in the access log, in characters."""
 
@@ -172,7 +174,7 @@ class Guard:
             elif bounds is None:
                 raise RequestError(UNAVAILABLE, "starting", "the service is starting", retry_after_s=RETRY_S)
             else:
-                await self._forward(bounds, headers, scope, receive, reply)
+                await self._forward(bounds, headers, scope, receive, reply, begin)
         except RequestError as refusal:
             await reply.refuse(refusal)
         except _RequestEnded as end:
@@ -193,12 +195,13 @@ class Guard:
             _log_access(scope, reply, seconds)
 
     async def _forward(
-        self, bounds: _Bounds, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, reply: _Reply
-    ) -> None:
+        self, bounds: _Bounds, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, reply: _Reply,
+        begin: float,
+    ) -> None:  # fmt: skip
         counted, under_way = scope["path"] != METRICS, bounds.service.requests_under_way
         if counted:
             bounds.check_source(headers)
-        bounds.check_token(headers)
+        bounds.check_token(headers, begin)
         if counted and under_way >= bounds.settings.max_requests:
             message = f"{under_way} requests are under way, the most that this service takes at once"
             raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
@@ -222,14 +225,16 @@ class Guard:
 
 
 class _Bounds:
-    """The bounds that the service's settings ask for, and its token, read once when it has started."""
+    """The bounds that the service's settings ask for, and its token, which may be replaced while it runs."""
 
     def __init__(self, service: GuardedService) -> None:
         self.service = service
         self.settings = service.settings
         self.held_bytes = 0
-        file = self.settings.token_file
-        self._token = None if file is None else read_token(file)
+        self._file = self.settings.token_file
+        self._version = None if self._file is None else _version(self._file)
+        self._token = None if self._file is None else read_token(self._file)
+        self._looked_s = -_LOOK_S
         self._hosts = {"localhost", *_listed(self.settings.allowed_hosts)}
         self._origins = _listed(self.settings.allowed_origins)
         self._good_hosts: set[bytes] = set()
@@ -265,14 +270,36 @@ class _Bounds:
                     "RECLAIM_ALLOWED_ORIGINS",
                 )  # fmt: skip
 
-    def check_token(self, headers: Mapping[bytes, bytes]) -> None:
-        if self._token is None:
+    def check_token(self, headers: Mapping[bytes, bytes], now_s: float) -> None:
+        if self._file is None or self._token is None:
             return
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._look_again(self._file)
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
             raise RequestError(
                 UNAUTHORIZED, "unauthorized", "this service asks for `Authorization: Bearer` and its token"
             )
+
+    def _look_again(self, file: Path) -> None:
+        """Take the token that replaced the one in use; where a file holds none, that one stays."""
+        if (version := _version(file)) != self._version:
+            self._version = version
+            try:
+                self._token = read_token(file)
+                log.info("the token was replaced: %s", file)
+            except ConfigError as error:
+                log.error("%s; the token of before stays", error)
+
+
+def _version(file: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file does; None where it is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 class _RequestEnded(BaseException):

@@ -226,6 +226,28 @@ def test_the_token_opens_and_is_never_logged(token_file: Path, scheme: str, capl
     assert "0123456789abcde" not in written
 
 
+def test_a_token_that_is_replaced_opens_and_the_one_before_does_not(
+    token_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("reclaim.serving.http.guard._LOOK_S", 0.0)
+    caplog.set_level(logging.INFO, "reclaim.serving.http.guard")
+    guard, _ = guarded(token_file=token_file)
+    new = b"fedcba9876543210fedcba9876543210"
+
+    def statuses() -> list[int]:
+        given = [{"authorization": f"Bearer {token.decode()}"} for token in (TOKEN, new)]
+        return [answer(guard, "POST", "/v1/echo/x", headers=headers).status for headers in given]
+
+    assert statuses() == [200, 401]
+    token_file.write_bytes(b"short")  # half written, or a mistake: the service stays open to those that it knows
+    assert statuses() == [200, 401]
+    token_file.write_bytes(new)
+    assert statuses() == [401, 200]
+    token_file.unlink()
+    assert statuses() == [401, 200]
+    assert [record.levelname for record in caplog.records if "token" in record.message] == ["ERROR", "INFO", "ERROR"]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"short", b"two words are no token", "tökentökentöken".encode(), b"x" * 2_000]
 )
