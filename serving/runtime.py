@@ -59,6 +59,7 @@ class Runtime:
         self.metrics = Metrics()
         self.requests_under_way = 0
         self.large_answers: Any = None
+        self._warned_of_units = {"stateless": False, "cell": False}
         self.small_calls = SmallCallMonitor()
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(
@@ -70,7 +71,9 @@ class Runtime:
         self.tracker = Tracker(settings, clock, THREADS, related=model.bundle.related)
         self._totals = CellTotals(self.tracker, settings)
         self.store, self._store_error = self._open_store()
-        self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
+        self.writer = Writer(
+            self.tracker, self.store, self.metrics, self.watch, settings, on_fault, self._check_units
+        )  # fmt: skip
         if self._store_error is None:
             self.writer.start(self._scorer(model))
         else:
@@ -95,11 +98,18 @@ class Runtime:
             "state": self.writer.state,
             "store": self._store_status,
             "clock": self.tracker.clock.problem or "ok",
+            "amounts": self._other_units or "ok",
             "notes": notes,
             "tracked": len(self.tracker),
             "model": asdict(model),
         }
         return Readiness(self.writer.state == "ok", body)
+
+    def warn_of_units(self, apart: str | None) -> None:
+        """Log once that amounts of a stateless request seem to be in another unit than the model's."""
+        if apart and not self._warned_of_units["stateless"]:
+            self._warned_of_units["stateless"] = True
+            log.warning("stateless request: %s", apart)
 
     def request_done(self, endpoint: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -139,10 +149,16 @@ class Runtime:
         if self.writer.state != "ok" or begun_us < 0:
             return []
         if not self.keeper.served.bundle.portable:
-            return prices_apart(self.tracker.prices)
+            apart = self._other_units
+            return [*([] if apart is None else [apart]), *prices_apart(self.tracker.prices)]
         days = (self.tracker.clock_us - begun_us) / DAY_US
         advice = worth_training(days, len(self.tracker))
         return [] if advice is None else [advice]
+
+    @property
+    def _other_units(self) -> str | None:
+        """Resources of the cell whose amounts seem to be in another unit than the model's, in words, or None."""
+        return self.keeper.served.bundle.other_units(self.tracker.size.mean_limit)
 
     @property
     def _store_status(self) -> str:
@@ -172,6 +188,13 @@ class Runtime:
 
     def _scorer(self, model: LoadedModel) -> Scorer:
         return Scorer(model, self.settings.cell, THREADS)
+
+    def _check_units(self, scorer: Scorer) -> None:
+        """Warn where the cell's amounts begin to seem of another unit than the model's."""
+        apart = scorer.model.bundle.other_units(self.tracker.size.mean_limit)
+        if apart is not None and not self._warned_of_units["cell"]:
+            log.warning("%s", apart)
+        self._warned_of_units["cell"] = apart is not None
 
     def _promote(self, model: LoadedModel) -> None:
         self._check_features(model)
@@ -227,6 +250,9 @@ class Runtime:
             **prices_shown(info.prices),
             **machine_margins_shown(info.machine_margins),
             **(machines_shown(*self._totals.now()) if self.writer.state == "ok" else {}),
+            "mean_limit_ratio": {
+                (r,): ratio for r, ratio in served.bundle.mean_limit_ratio(self.tracker.size.mean_limit).items()
+            },
             "clock_ok": float(self.tracker.clock.problem is None),
             "clock_refused_ratio": self.tracker.clock.claims.refused_share,
             "clock_timestamp_seconds": clock_s,

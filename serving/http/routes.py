@@ -26,7 +26,7 @@ from reclaim.serving.answers.machines import as_table as machines_as_table
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.answers.query import Page, machines_from, margins_of, page_of
 from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
-from reclaim.serving.answers.stateless import answer, model_info
+from reclaim.serving.answers.stateless import answer, model_info, other_units
 from reclaim.serving.answers.stateless_table import answer_histories
 from reclaim.serving.http.large import SMALL_TASKS, ClientLeftError, LargeAnswers
 from reclaim.serving.http.openapi import (
@@ -201,13 +201,19 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         def respond_in_arrow() -> Response:
             # or a small call would wait for a core
             threads = max(1, THREADS - 1) if runtime.small_calls.recent else THREADS
-            return _table(runtime, answer_histories(model, body, query, settings, runtime.metrics, threads))
+            answered = answer_histories(model, body, query, settings, runtime.metrics, threads)
+            runtime.warn_of_units((answered.schema.metadata or {}).get(b"amounts", b"").decode())
+            return _table(runtime, answered)
 
         return await run_in_threadpool(respond_in_arrow)
     _parameters(request, Parameters)  # none: a JSON body has its own margin
 
     def respond() -> Response:
-        return Response(answer(model, parse_request(body), settings).model_dump_json(), media_type=_JSON)
+        asked = parse_request(body)
+        answered = answer(model, asked, settings)
+        limit = np.array([(task.limit.cpu, task.limit.memory) for task in asked.tasks])
+        runtime.warn_of_units(other_units(model.bundle, limit))
+        return Response(answered.model_dump_json(), media_type=_JSON)
 
     if len(body) > _INLINE_BYTES:
         answered: Response = await _large_of(runtime).in_thread(respond)

@@ -136,6 +136,11 @@ SHOWN: Final[Mapping[str, Family]] = {
         ("margin", "resource"),
     ),
     "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", ("margin", "resource")),
+    "mean_limit_ratio": Family(
+        "gauge",
+        "Mean limit of the cell's tasks over that of those that the model was trained on; not of the built-in model.",
+        ("resource",),
+    ),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
         "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused as in the future."

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
 
+import httpx
 import pytest
 
 from reclaim.data.errors import ModelError, StoreError
+from reclaim.data.schema import RESOURCES
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, save_bundle
@@ -82,3 +87,50 @@ def test_a_state_saved_with_other_features_is_refused_with_what_to_do(bundle: Bu
         with pytest.raises(StoreError, match="for a model of other features; start afresh with another --state folder"):
             one.recall(other.memory())
         one.recall(one.memory())
+
+
+@pytest.mark.parametrize("resource", range(len(RESOURCES)))
+@pytest.mark.parametrize(("times", "apart"), [(29.0, False), (31.0, True), (1 / 29, False), (1 / 31, True)])
+def test_a_cell_in_another_unit_is_named_by_readyz_a_metric_and_once_in_the_log_and_the_service_stays_ready(
+    bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, resource: int, times: float, apart: bool
+) -> None:
+    trained = [1.0] * len(RESOURCES)
+    trained[resource] = 1 / times
+    save_bundle(replace(bundle, mean_limit=tuple(trained)), tmp_path / "model")
+    runtime = Runtime(ServingSettings(model=str(tmp_path / "model"), bundle=tmp_path / "model"))
+    try:
+        while runtime.writer.state == "recovering":
+            sleep(0.01)
+        assert runtime.readiness().about["amounts"] == "ok"
+        for at in range(2):
+            runtime.writer.write(usage_rows(windows_of({"at": at}, {"at": at, "task": 2}))).result()
+        ready = runtime.readiness()
+        assert ready.ready
+        said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        if apart:
+            assert f"the mean {RESOURCES[resource]} limit is {times:.4g} times" in ready.about["amounts"]
+            assert said == [ready.about["amounts"]]
+            assert ready.about["amounts"] in runtime.state_info().advice
+        else:
+            assert ready.about["amounts"] == "ok"
+            assert said == []
+        shown = runtime.metrics.text()
+        assert f'reclaim_mean_limit_ratio{{resource="{RESOURCES[resource]}"}} {1 / trained[resource]}' in shown
+    finally:
+        runtime.close()
+
+
+def test_stateless_requests_in_another_unit_are_named_once_in_the_log(
+    make_app: Any, at_url: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tasks(n: int, limit: float) -> bytes:
+        told = [{"collection_id": k, "limit": {"cpu": limit, "memory": 1}} for k in range(n)]
+        return json.dumps({"tasks": told}).encode()
+
+    with make_app() as (app, _), at_url(app) as url:
+        for body in (tasks(29, 1_000.0), tasks(30, 29.0), tasks(30, 1_000.0), tasks(30, 1_000.0)):
+            headers = {"Content-Type": "application/json"}
+            assert httpx.post(f"{url}/v1/reservations", content=body, headers=headers).status_code == 200
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1
+    assert "stateless request: the mean cpu limit is 1,000 times" in said[0]
