@@ -59,6 +59,7 @@ class Runtime:
         self.metrics = Metrics()
         self.requests_under_way = 0
         self.large_answers: Any = None
+        self._other_formats: list[str] = []
         self._warned_of_units = {"stateless": False, "cell": False}
         self.small_calls = SmallCallMonitor()
         self.watch = Watch(settings.lateness_s)
@@ -100,6 +101,7 @@ class Runtime:
             "clock": self.tracker.clock.problem or "ok",
             "amounts": self._other_units or "ok",
             "notes": notes,
+            "other_formats": self._other_formats,
             "tracked": len(self.tracker),
             "model": asdict(model),
         }
@@ -170,18 +172,30 @@ class Runtime:
         """Return the store, and why it cannot be opened; the service then stays up and reports it."""
         if self.settings.state is None:
             return None, None
+        from reclaim.serving.storage.formats import place_of
         from reclaim.serving.storage.store import Store
 
         try:
+            place = place_of(cell_folder(self.settings.state), FORMAT)
             store = Store.open(
-                cell_folder(self.settings.state),
-                state_version=FORMAT,
-                sync=self.settings.sync,
-                repair=self.settings.repair,
-            )
-        except StoreError as error:
+                place.folder, state_version=FORMAT, sync=self.settings.sync, repair=self.settings.repair,
+                lock_too=place.lock_too,
+            )  # fmt: skip
+        except (StoreError, OSError) as error:
             log.error("%s", error)
             return None, str(error)
+        self._other_formats = [
+            f"{path} has a state of format {version}, which this release leaves as it is for the one that wrote it; "
+            f"delete it when there is no way back. The state in use, of format {FORMAT}, is in {place.folder}: tasks "
+            "reserve their limit until they have history there, which `reclaim feed` sends by itself"
+            for path, version in place.others.items()
+        ]
+        if place.others and store.recovered.empty:
+            store.recovered.notes.append(
+                f"The cell begins again in {place.folder}, as no state of format {FORMAT} is there."
+            )
+        for line in self._other_formats:
+            log.warning("%s", line)
         for note in store.recovered.notes:
             log.warning("%s", note)
         return store, None

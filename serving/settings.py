@@ -138,7 +138,10 @@ class ServingSettings(BaseSettings):
 
 
 def cell_folder(state: Path) -> Path:
-    """Return the folder of the cell's memory within a state folder."""
+    """Return the folder within a state folder that every release locks; formats up to 8 are kept in it.
+
+    ``storage.formats.place_of`` has the folder of a format.
+    """
     return state / "cell"
 
 

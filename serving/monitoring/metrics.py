@@ -91,7 +91,7 @@ SHOWN: Final[Mapping[str, Family]] = {
     "snapshot_age_seconds": Family("gauge", "Time since the last snapshot was made."),
     "snapshot_duration_seconds": Family("gauge", "Duration of the last snapshot."),
     "store_ok": Family("gauge", "1 while writes can be kept, 0 when the store is broken."),
-    "recovered_notes": Family("gauge", "Damages and old formats found and repaired at the start."),
+    "recovered_notes": Family("gauge", "Damages found and repaired at the start, and a cell that began again there."),
     "model_info": Family("gauge", "The model in each role; always 1.", ("role", "name", "version", "alias")),
     "model_loaded_timestamp_seconds": Family("gauge", "When the model was loaded, since 1970.", ("role",)),
     "model_fallback": Family(

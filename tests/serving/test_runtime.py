@@ -14,6 +14,7 @@ import pytest
 
 from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.schema import RESOURCES
+from reclaim.serving import runtime as runtime_module
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, save_bundle
@@ -118,6 +119,37 @@ def test_a_cell_in_another_unit_is_named_by_readyz_a_metric_and_once_in_the_log_
         assert f'reclaim_mean_limit_ratio{{resource="{RESOURCES[resource]}"}} {1 / trained[resource]}' in shown
     finally:
         runtime.close()
+
+
+def test_a_state_of_another_format_is_left_and_the_cell_begins_again_next_to_it_ready(
+    make_app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(version: int, task: int) -> tuple[dict[str, Any], set[int], str]:
+        """Serve in a format, write a window of a task; return readiness before, all tasks after, and metrics."""
+        monkeypatch.setattr(runtime_module, "FORMAT", version)
+        with make_app(state=tmp_path) as (_, runtime):
+            before, shown = runtime.readiness(), runtime.metrics.text()
+            assert before.ready
+            runtime.writer.write(usage_rows(windows_of({"task": task}))).result()
+            return before.about, set(runtime.tracker.names()[:, 0].tolist()), shown
+
+    about, tasks, _ = run(8, 1)
+    assert (about["other_formats"], about["notes"], tasks) == ([], [], {1})
+    caplog.clear()
+    about, tasks, shown = run(9, 2)
+    (left,) = about["other_formats"]
+    assert left.startswith(f"{tmp_path / 'cell'} has a state of format 8, which this release leaves as it is")
+    assert "tasks reserve their limit until they have history there, which `reclaim feed` sends by itself" in left
+    assert about["notes"] == [f"The cell begins again in {tmp_path / 'format-9'}, as no state of format 9 is there."]
+    assert {left, *about["notes"]} <= {record.getMessage() for record in caplog.records}
+    assert "reclaim_recovered_notes 1.0" in shown
+    assert tasks == {2}
+    about, tasks, shown = run(8, 3)  # a rollback
+    assert len(about["other_formats"]) == 1
+    assert (about["notes"], tasks) == ([], {1, 3})
+    assert "reclaim_recovered_notes 0.0" in shown
+    about, tasks, _ = run(9, 4)
+    assert (about["other_formats"], about["notes"], tasks) == ([left], [], {2, 4})
 
 
 def test_stateless_requests_in_another_unit_are_named_once_in_the_log(
