@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
@@ -30,12 +31,18 @@ from reclaim.serving.writing.writer import Writer
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from reclaim.serving.models.loader import LoadedModel
     from reclaim.serving.monitoring.metrics import Shown
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.storage.store import Store
 
 log = logging.getLogger(__name__)
+
+_IN_USE_S: Final = 86_400.0
+"""Time in seconds for which a margin that was asked for is in use: some callers ask once a day."""
 
 
 class Runtime:
@@ -59,6 +66,9 @@ class Runtime:
         self.metrics = Metrics()
         self.requests_under_way = 0
         self.large_answers: Any = None
+        self._asked_at_s: dict[str, float] = {}
+        self._other_formats: list[str] = []
+        self._warned_of_units = {"stateless": False, "cell": False}
         self.small_calls = SmallCallMonitor()
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(
@@ -70,7 +80,9 @@ class Runtime:
         self.tracker = Tracker(settings, clock, THREADS, related=model.bundle.related)
         self._totals = CellTotals(self.tracker, settings)
         self.store, self._store_error = self._open_store()
-        self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
+        self.writer = Writer(
+            self.tracker, self.store, self.metrics, self.watch, settings, on_fault, self._check_units
+        )  # fmt: skip
         if self._store_error is None:
             self.writer.start(self._scorer(model))
         else:
@@ -95,11 +107,29 @@ class Runtime:
             "state": self.writer.state,
             "store": self._store_status,
             "clock": self.tracker.clock.problem or "ok",
+            "amounts": self._other_units or "ok",
             "notes": notes,
+            "other_formats": self._other_formats,
             "tracked": len(self.tracker),
             "model": asdict(model),
         }
         return Readiness(self.writer.state == "ok", body)
+
+    def asked_for(self, margin_of_tier: NDArray[np.int64]) -> None:
+        """Record that reservations of the cell are answered under margins, positions in ``MARGIN_NAMES``."""
+        now_s = time.monotonic()
+        for position in set(margin_of_tier.tolist()):
+            self._asked_at_s[MARGIN_NAMES[position]] = now_s
+
+    def _in_use(self, margin: str) -> bool:
+        asked_at_s = self._asked_at_s.get(margin, -math.inf)
+        return margin == self.settings.margin or time.monotonic() - asked_at_s < _IN_USE_S
+
+    def warn_of_units(self, apart: str | None) -> None:
+        """Log once that amounts of a stateless request seem to be in another unit than the model's."""
+        if apart and not self._warned_of_units["stateless"]:
+            self._warned_of_units["stateless"] = True
+            log.warning("stateless request: %s", apart)
 
     def request_done(self, endpoint: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -139,10 +169,16 @@ class Runtime:
         if self.writer.state != "ok" or begun_us < 0:
             return []
         if not self.keeper.served.bundle.portable:
-            return prices_apart(self.tracker.prices)
+            apart = self._other_units
+            return [*([] if apart is None else [apart]), *prices_apart(self.tracker.prices)]
         days = (self.tracker.clock_us - begun_us) / DAY_US
         advice = worth_training(days, len(self.tracker))
         return [] if advice is None else [advice]
+
+    @property
+    def _other_units(self) -> str | None:
+        """Resources of the cell whose amounts seem to be in another unit than the model's, in words, or None."""
+        return self.keeper.served.bundle.other_units(self.tracker.size.mean_limit)
 
     @property
     def _store_status(self) -> str:
@@ -154,24 +190,43 @@ class Runtime:
         """Return the store, and why it cannot be opened; the service then stays up and reports it."""
         if self.settings.state is None:
             return None, None
+        from reclaim.serving.storage.formats import place_of
         from reclaim.serving.storage.store import Store
 
         try:
+            place = place_of(cell_folder(self.settings.state), FORMAT)
             store = Store.open(
-                cell_folder(self.settings.state),
-                state_version=FORMAT,
-                sync=self.settings.sync,
-                repair=self.settings.repair,
-            )
-        except StoreError as error:
+                place.folder, state_version=FORMAT, sync=self.settings.sync, repair=self.settings.repair,
+                lock_too=place.lock_too,
+            )  # fmt: skip
+        except (StoreError, OSError) as error:
             log.error("%s", error)
             return None, str(error)
+        self._other_formats = [
+            f"{path} has a state of format {version}, which this release leaves as it is for the one that wrote it; "
+            f"delete it when there is no way back. The state in use, of format {FORMAT}, is in {place.folder}: tasks "
+            "reserve their limit until they have history there, which `reclaim feed` sends by itself"
+            for path, version in place.others.items()
+        ]
+        if place.others and store.recovered.empty:
+            store.recovered.notes.append(
+                f"The cell begins again in {place.folder}, as no state of format {FORMAT} is there."
+            )
+        for line in self._other_formats:
+            log.warning("%s", line)
         for note in store.recovered.notes:
             log.warning("%s", note)
         return store, None
 
     def _scorer(self, model: LoadedModel) -> Scorer:
         return Scorer(model, self.settings.cell, THREADS)
+
+    def _check_units(self, scorer: Scorer) -> None:
+        """Warn where the cell's amounts begin to seem of another unit than the model's."""
+        apart = scorer.model.bundle.other_units(self.tracker.size.mean_limit)
+        if apart is not None and not self._warned_of_units["cell"]:
+            log.warning("%s", apart)
+        self._warned_of_units["cell"] = apart is not None
 
     def _promote(self, model: LoadedModel) -> None:
         self._check_features(model)
@@ -224,9 +279,13 @@ class Runtime:
             "model_fallback": float(model.from_disk or model.fallback is not None),
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
+            "margin_in_use": {(name,): float(self._in_use(name)) for name in MARGIN_NAMES},
             **prices_shown(info.prices),
             **machine_margins_shown(info.machine_margins),
             **(machines_shown(*self._totals.now()) if self.writer.state == "ok" else {}),
+            "mean_limit_ratio": {
+                (r,): ratio for r, ratio in served.bundle.mean_limit_ratio(self.tracker.size.mean_limit).items()
+            },
             "clock_ok": float(self.tracker.clock.problem is None),
             "clock_refused_ratio": self.tracker.clock.claims.refused_share,
             "clock_timestamp_seconds": clock_s,

@@ -111,7 +111,8 @@ class ServingSettings(BaseSettings):
     largest_memory: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same of memory."""
     cpu_unit: str = Field(default="cores", min_length=1, max_length=64)
-    """The unit of all CPU amounts of the tracked cell; it is repeated in answers, never converted."""
+    """The unit of all CPU amounts of the tracked cell; it is repeated in answers, never converted. A model that was
+    trained on a dataset expects the unit of that dataset."""
     memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
     """The same of memory."""
     monday_us: int = Field(default=0, ge=0, le=LATEST_US)
@@ -137,7 +138,10 @@ class ServingSettings(BaseSettings):
 
 
 def cell_folder(state: Path) -> Path:
-    """Return the folder of the cell's memory within a state folder."""
+    """Return the folder within a state folder that every release locks; formats up to 8 are kept in it.
+
+    ``storage.formats.place_of`` has the folder of a format.
+    """
     return state / "cell"
 
 

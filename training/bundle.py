@@ -39,6 +39,10 @@ _HELD_OUT: Final = "held_out"
 """Folder of the forecaster of the training rows alone."""
 ORIGIN_FILE: Final = "origin.json"
 """In a copied bundle: name, version and training run of the registered model that it is a copy of."""
+OTHER_UNIT: Final = 30.0
+"""Factor between mean limits from which amounts count as of another unit. Units that are mistaken for each other are
+1,000 apart or more, such as cores and millicores; cells in one unit differ by the size of their tasks. 30 is about the
+geometric mean of 1 and 1,000."""
 FORMAT: Final = 5
 """Of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
@@ -99,6 +103,27 @@ class Bundle:
     def portable(self) -> bool:
         """True if it serves cells that it was not trained on, at its own price."""
         return LEARNED[self.kind].portable
+
+    def mean_limit_ratio(self, mean_limit: tuple[float, ...]) -> dict[str, float]:
+        """Return a cell's mean limit over that of the tasks trained on, by resource; only where amounts matter.
+
+        They do not to a portable model, nor can those of several datasets be compared with a cell's.
+        """
+        if self.portable:
+            return {}
+        ratios = {r: ours / own for r, ours, own in zip(RESOURCES, mean_limit, self.mean_limit, strict=True)}
+        return {r: ratio for r, ratio in ratios.items() if math.isfinite(ratio)}
+
+    def other_units(self, mean_limit: tuple[float, ...]) -> str | None:
+        """Return a sentence on the resources of a cell whose amounts seem to be in another unit, or None."""
+        apart = {r: of for r, of in self.mean_limit_ratio(mean_limit).items() if not 1 / OTHER_UNIT <= of <= OTHER_UNIT}
+        if not apart:
+            return None
+        said = " and the mean ".join(f"{r} limit is {ratio:,.4g} times" for r, ratio in apart.items())
+        return (
+            f"the mean {said} that of the tasks that the model was trained on: amounts seem to be in another unit, and "
+            "reservations are too low or too high then; give amounts in the unit of that dataset, or train on this cell"
+        )
 
     @property
     def features(self) -> tuple[str, ...]:

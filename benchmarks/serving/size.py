@@ -21,6 +21,7 @@ from reclaim.serving.models.loader import LoadedModel, find_model
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings, cell_folder
+from reclaim.serving.storage.formats import place_of
 from reclaim.serving.storage.store import Store
 from reclaim.serving.wire.arrow import write_table
 from reclaim.serving.wire.rows import usage_from_arrow
@@ -158,7 +159,7 @@ def _save(model: str, folder: Path) -> None:
     place, settings = find_model(model), ServingSettings(clock="trace", max_tracked=2**31)
     loaded = LoadedModel(place.name, place.version, model, load_bundle(place.folder))
     tracker = Tracker(settings, CellClock(settings, lambda: 0), THREADS, related=loaded.bundle.related)
-    store = Store.open(cell_folder(folder / "state"), state_version=FORMAT)
+    store = Store.open(_cell(folder), state_version=FORMAT)
     replay_log(store, tracker, settings, Scorer(loaded, settings.cell, THREADS), THREADS)
     store.save(store.roll(), tracker.memory(lambda array: array), facts_of(settings))
     store.close()
@@ -166,13 +167,17 @@ def _save(model: str, folder: Path) -> None:
     gc.collect()
 
 
+def _cell(folder: Path) -> Path:
+    return place_of(cell_folder(folder / "state"), FORMAT).folder
+
+
 def _newest_snapshot(folder: Path) -> int:
-    names = sorted(cell_folder(folder / "state").glob("snapshot-*"))
+    names = sorted(_cell(folder).glob("snapshot-*"))
     return sum(path.stat().st_size for path in names[-1].iterdir()) if names else 0
 
 
 def _files(folder: Path, pattern: str) -> int:
-    return sum(path.stat().st_size for path in cell_folder(folder / "state").glob(pattern))
+    return sum(path.stat().st_size for path in _cell(folder).glob(pattern))
 
 
 def _answered(caller: Caller, sent: bytes) -> bytes:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _IS_LIMIT: Final = np.isin(np.arange(len(RULES)), (LIMIT, STARTUP, CAP, UNKNOWN))
 """Rules by which the reservation is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
+_COMPARED: Final = 30
+"""Tasks of a request from which their mean limit is compared with that of training: one of fewer says little."""
 
 
 def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64], Windows]:
@@ -155,6 +157,15 @@ def under_current_limit(estimate: Estimate, limit: NDArray[np.float64]) -> Estim
     held = _IS_LIMIT[estimate.rule]
     followed = Estimate(np.where(held, limit, estimate.reservation), estimate.rule, estimate.forecast)
     return followed.where(followed.reservation > limit, limit, CAP)
+
+
+def other_units(bundle: Bundle, limit: NDArray[np.float64]) -> str | None:
+    """Return ``Bundle.other_units`` of the limits of a request's tasks, (n, n_resources); None for a few tasks."""
+    if len(limit) < _COMPARED:
+        return None
+    granted = limit > 0
+    total, count = np.where(granted, limit, 0.0).sum(axis=0), granted.sum(axis=0)
+    return bundle.other_units(tuple(np.where(count, total / np.maximum(count, 1), nan).tolist()))
 
 
 def model_info(model: LoadedModel, settings: ServingSettings) -> ModelInfo:

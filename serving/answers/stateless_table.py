@@ -15,6 +15,7 @@ from reclaim.data.windows import Windows, sort_windows
 from reclaim.features.fold.stateless import features_of_histories
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import Answers, answers, as_table
+from reclaim.serving.answers.stateless import other_units
 from reclaim.serving.cell.following import Prices
 from reclaim.serving.cell.task_record import UNKNOWN_TASK, keep_last, key_of
 from reclaim.serving.cell.views import Known
@@ -35,7 +36,8 @@ def answer_histories(
     """Return one row per task of an Arrow stream of windows, in order of collection and index.
 
     Rows that are refused, and those without a limit, are left out; the table's metadata counts them by code, as
-    ``refused``, and describes the first, as ``errors``. The number of threads changes nothing in it.
+    ``refused``, and describes the first, as ``errors``; ``amounts`` is there where they seem to be in another unit than
+    the model's. The number of threads changes nothing in it.
 
     Raises
     ------
@@ -63,6 +65,8 @@ def answer_histories(
         table = pa.concat_tables(in_pieces(made, len(x), threads))
     errors = [error.model_dump() for error in usage.refusals.errors]
     about = {"refused": json.dumps(usage.refusals.counts), "errors": json.dumps(errors)}
+    apart = other_units(model.bundle, windows.limit[starts[1:] - 1])
+    about |= {} if apart is None else {"amounts": apart}
     return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
 
 

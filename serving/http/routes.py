@@ -26,7 +26,7 @@ from reclaim.serving.answers.machines import as_table as machines_as_table
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.answers.query import Page, machines_from, margins_of, page_of
 from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
-from reclaim.serving.answers.stateless import answer, model_info
+from reclaim.serving.answers.stateless import answer, model_info, other_units
 from reclaim.serving.answers.stateless_table import answer_histories
 from reclaim.serving.http.large import SMALL_TASKS, ClientLeftError, LargeAnswers
 from reclaim.serving.http.openapi import (
@@ -75,6 +75,7 @@ from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachineE
 from reclaim.serving.wire.schemas import ErrorResponse, ModelInfo, ReservationRequest, ReservationResponse
 
 PREFIX: Final = "/v1"
+_NO_KEY: Final = np.zeros((0, 2), np.int64)
 _INLINE_BYTES: Final = 16 * 2**10
 """Bodies up to this size are read on the event loop, in a millisecond or two; larger ones in a thread, so that probes
 and small requests do not wait for them."""
@@ -201,13 +202,19 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         def respond_in_arrow() -> Response:
             # or a small call would wait for a core
             threads = max(1, THREADS - 1) if runtime.small_calls.recent else THREADS
-            return _table(runtime, answer_histories(model, body, query, settings, runtime.metrics, threads))
+            answered = answer_histories(model, body, query, settings, runtime.metrics, threads)
+            runtime.warn_of_units((answered.schema.metadata or {}).get(b"amounts", b"").decode())
+            return _table(runtime, answered)
 
         return await run_in_threadpool(respond_in_arrow)
     _parameters(request, Parameters)  # none: a JSON body has its own margin
 
     def respond() -> Response:
-        return Response(answer(model, parse_request(body), settings).model_dump_json(), media_type=_JSON)
+        asked = parse_request(body)
+        answered = answer(model, asked, settings)
+        limit = np.array([(task.limit.cpu, task.limit.memory) for task in asked.tasks])
+        runtime.warn_of_units(other_units(model.bundle, limit))
+        return Response(answered.model_dump_json(), media_type=_JSON)
 
     if len(body) > _INLINE_BYTES:
         answered: Response = await _large_of(runtime).in_thread(respond)
@@ -227,7 +234,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     wanted, query = parameters.answer, _query_of(parameters)
     runtime.writer.check()
     if wanted != "none":  # what is wrong with the question is said before anything is stored
-        margins_of(query, runtime.tracker.look(np.zeros((0, 2), np.int64)).scorer, settings.margin)
+        margins_of(query, runtime.tracker.look(_NO_KEY).scorer, settings.margin)
 
     def read() -> rows.UsageRows:
         with runtime.writer.timed("decode"):
@@ -409,6 +416,7 @@ def _made(
     if left is not None and left.is_set():
         raise ClientLeftError
     if whole:
+        runtime.asked_for(margins_of(query, tracker.look(_NO_KEY).scorer, settings.margin))
         with runtime.metrics.answering("answer"):
             table = table_of(tracker, query, page, settings, runtime.units)
         if write is not None:
@@ -418,6 +426,7 @@ def _made(
     assert page.key is not None
     known = tracker.look(page.key)
     margin_of_tier = margins_of(query, known.scorer, settings.margin)
+    runtime.asked_for(margin_of_tier)
     found = answers(known, margin_of_tier, settings, page.limit)
     tasks = []
     for row in range(len(page.key)):

@@ -91,7 +91,7 @@ SHOWN: Final[Mapping[str, Family]] = {
     "snapshot_age_seconds": Family("gauge", "Time since the last snapshot was made."),
     "snapshot_duration_seconds": Family("gauge", "Duration of the last snapshot."),
     "store_ok": Family("gauge", "1 while writes can be kept, 0 when the store is broken."),
-    "recovered_notes": Family("gauge", "Damages and old formats found and repaired at the start."),
+    "recovered_notes": Family("gauge", "Damages found and repaired at the start, and a cell that began again there."),
     "model_info": Family("gauge", "The model in each role; always 1.", ("role", "name", "version", "alias")),
     "model_loaded_timestamp_seconds": Family("gauge", "When the model was loaded, since 1970.", ("role",)),
     "model_fallback": Family(
@@ -99,6 +99,11 @@ SHOWN: Final[Mapping[str, Family]] = {
     ),
     "registry_reachable": Family("gauge", "1 while the model registry answers, else 0."),
     "margin_budget_ratio": Family("gauge", "Share of answers that may be violated under a margin.", ("margin",)),
+    "margin_in_use": Family(
+        "gauge",
+        "1 for the default margin and those that reservations of the cell were asked for in the last day, else 0.",
+        ("margin",),
+    ),
     "price_limits": Family(
         "gauge", "Price of a violation that reservations are made at, in limits of a task of mean size.", _PRICED
     ),
@@ -136,6 +141,11 @@ SHOWN: Final[Mapping[str, Family]] = {
         ("margin", "resource"),
     ),
     "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", ("margin", "resource")),
+    "mean_limit_ratio": Family(
+        "gauge",
+        "Mean limit of the cell's tasks over that of those that the model was trained on; not of the built-in model.",
+        ("resource",),
+    ),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
         "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused as in the future."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,8 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.serving.models.loader import LoadedModel
+
+log = logging.getLogger(__name__)
 
 _WEEK_US: Final = 7 * DAY_US
 _SHORTEST_US: Final = 1_000_000
@@ -104,6 +107,8 @@ def predict_histories(
     if refused := sum(json.loads(about[b"refused"]).values()):
         first = json.loads(about[b"errors"])[0]["message"]
         raise SchemaError(f"histories: {refused} of {len(histories)} rows cannot be used, the first: {first}")
+    if (apart := about.get(b"amounts")) is not None:
+        log.warning("%s", apart.decode())
     longest_us = pc.max(pc.subtract(histories[s.END_US], histories[s.START_US])).as_py()
     if longest_us is not None and longest_us < _SHORTEST_US:
         raise SchemaError(

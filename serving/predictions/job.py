@@ -127,7 +127,8 @@ def predict(
             write(table)
             rows += len(table)
             tasks += pc.sum(pc.equal(table["windows"], 1)).as_py() if every_window else len(table)
-    notes = (_LOOKS_AHEAD,) if every_window and loaded.bundle.portable else ()
+    apart = loaded.bundle.other_units(features.mean_limit)
+    notes = (*((_LOOKS_AHEAD,) if every_window and loaded.bundle.portable else ()), *([] if apart is None else [apart]))
     return PredictReport(rows=rows, tasks=tasks, levels=tuple(levels), notes=notes, **about)
 
 

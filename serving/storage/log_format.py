@@ -105,6 +105,15 @@ def scan(path: Path) -> Scan:
     return Scan(path, first, sequence, state_version, salt, end, size)
 
 
+def version_of(path: Path) -> int:
+    """Return the state version in the header of a segment; 0 where the header cannot be read."""
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    if len(head) < HEADER_BYTES or crc32(head[: HEADER.size]) != CRC.unpack_from(head, HEADER.size)[0]:
+        return 0
+    return int(HEADER.unpack_from(head)[2])
+
+
 def read_records(found: Scan) -> Iterator[Record]:
     """Yield the whole records of a scanned segment, in order.
 

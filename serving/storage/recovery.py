@@ -39,6 +39,11 @@ class Found:
     aside: list[Path] = field(default_factory=list)  # files that cannot be used
 
     @property
+    def empty(self) -> bool:
+        """True if nothing was stored yet."""
+        return self.manifest is None and not any(scan.next > scan.first for scan in self.log)
+
+    @property
     def sequence(self) -> int:
         """Number of the last record in the snapshot."""
         return 0 if self.manifest is None else self.manifest.sequence

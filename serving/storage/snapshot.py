@@ -127,16 +127,29 @@ def read_manifest(snapshot: Path) -> Manifest:
     StoreError
         Another format than this code's.
     """
+    said = _content(snapshot)
+    layout = said.pop("format")
+    if layout != FORMAT:
+        raise StoreError(f"{snapshot} has format {layout}, this code knows {FORMAT}: use the code that wrote it")
+    return Manifest(**said)
+
+
+def version_of(snapshot: Path) -> int:
+    """Return the state version of a snapshot of any format; 0 where its description is damaged."""
+    try:
+        return int(_content(snapshot)["state_version"])
+    except DamagedError:
+        return 0
+
+
+def _content(snapshot: Path) -> dict[str, Any]:
     with _reading(snapshot / _MANIFEST):
         raw = (snapshot / _MANIFEST).read_bytes()
     content = raw[_CONTENT_AT:-2]
     if raw != _ENVELOPE.format(crc32(content), content.decode(errors="replace")).encode():
         raise DamagedError(f"{snapshot.name}/{_MANIFEST} has a wrong checksum")
-    said = json.loads(content)
-    layout = said.pop("format")
-    if layout != FORMAT:
-        raise StoreError(f"{snapshot} has format {layout}, this code knows {FORMAT}: use the code that wrote it")
-    return Manifest(**said)
+    said: dict[str, Any] = json.loads(content)
+    return said
 
 
 def check_arrays(snapshot: Path, manifest: Manifest) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -48,11 +49,13 @@ class Store:
         Size of the arrays of the newest snapshot.
     """
 
-    def __init__(self, folder: Path, lock: int, state_version: int, sync: bool, found: Found, segment: Segment) -> None:
+    def __init__(
+        self, folder: Path, locks: ExitStack, state_version: int, sync: bool, found: Found, segment: Segment
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.recovered = found
         self.snapshot_bytes = 0 if found.manifest is None else found.manifest.bytes
-        self._lock_fd, self._state_version, self._durable = lock, state_version, sync
+        self._locks, self._state_version, self._durable = locks, state_version, sync
         self._since, self._log, self._segment = found.sequence, found.log, segment
         self._newest = found.sequence
         self._appended, self._saved = sum(scan.end for scan in found.log), 0
@@ -61,7 +64,9 @@ class Store:
         self._saving = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, *, state_version: int, sync: bool = True, repair: bool = False) -> Store:
+    def open(
+        cls, folder: Path, *, state_version: int, sync: bool = True, repair: bool = False, lock_too: Path | None = None
+    ) -> Store:  # fmt: skip
         """Return the store in a folder, which is made where it is missing.
 
         Parameters
@@ -74,6 +79,8 @@ class Store:
             Whether ``sync`` does anything; without it a crash of the machine may lose acknowledged records.
         repair : bool
             Whether the content before a damage is kept, and the rest moved into ``damaged-…``, rather than refused.
+        lock_too : Path or None
+            Another folder that is locked as long, and made where it is missing; nothing else in it is touched.
 
         Raises
         ------
@@ -81,20 +88,15 @@ class Store:
             Another process holds the folder; it is damaged (names file, byte and remedy); another format or state
             version wrote it; or the disk refuses.
         """
-        try:
-            make_folder(folder)
-            lock = take_lock(folder)
-        except OSError as error:
-            raise StoreError(f"{folder}: cannot be opened: {log_format.reason(error)}") from error
-        try:
-            found, segment = recover(folder, state_version=state_version, repair=repair)
-        except OSError as error:
-            os.close(lock)
-            raise StoreError(f"{folder}: cannot be opened: {log_format.reason(error)}") from error
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(folder, lock, state_version, sync, found, segment)
+        with ExitStack() as opening:
+            try:
+                for one in (folder,) if lock_too is None else (lock_too, folder):
+                    make_folder(one)
+                    opening.callback(os.close, take_lock(one))
+                found, segment = recover(folder, state_version=state_version, repair=repair)
+            except OSError as error:
+                raise StoreError(f"{folder}: cannot be opened: {log_format.reason(error)}") from error
+            return cls(folder, opening.pop_all(), state_version, sync, found, segment)
 
     def records(self) -> Iterator[Record]:
         """Yield the records behind the snapshot found on opening, in order."""
@@ -210,7 +212,7 @@ class Store:
         finally:
             with self._saving, self._changing, self._syncing:
                 self._segment.close()
-                os.close(self._lock_fd)
+                self._locks.close()
 
     def _begin_segment(self, first: int) -> None:
         old, self._segment = self._segment, Segment.create(self.folder, first, self._state_version)

@@ -62,14 +62,16 @@ class Writer:
     settings : ServingSettings
     on_fault : callable
         Called when the thread ends by a fault; no write is taken afterwards.
+    on_taken : callable
+        Called with the scorer after windows were taken, and after a change of the model.
     """
 
     def __init__(
         self, tracker: Tracker, store: Store | None, metrics: Metrics, watch: Watch, settings: ServingSettings,
-        on_fault: Callable[[], object] = lambda: None,
+        on_fault: Callable[[], object] = lambda: None, on_taken: Callable[[Scorer], object] = lambda _: None,
     ) -> None:  # fmt: skip
         self._tracker, self._store, self._metrics, self._watch = tracker, store, metrics, watch
-        self._settings, self._on_fault = settings, on_fault
+        self._settings, self._on_fault, self._on_taken = settings, on_fault, on_taken
         self._queue = WriteQueue(settings.max_waiting)
         self._scorer: Scorer | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
@@ -297,6 +299,7 @@ class Writer:
         with self.timed("publish"):
             self._tracker.publish(taken, scores)
         self._watch.answered(taken, scores, self._tracker.clock_us, self._tracker.prices.now, self._tracker.size)
+        self._on_taken(self._scorer)
 
     def _take_fact_write(self, write: FactWrite) -> None:
         try:
@@ -379,6 +382,7 @@ class Writer:
         self._tracker.promote(scorer, following)
         self._scorer = scorer
         self._watch.serve(scorer)
+        self._on_taken(scorer)
 
     def _recover(self) -> None:
         assert self._scorer is not None

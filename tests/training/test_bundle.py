@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
+from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import TIER_LABELS
 from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, PIPELINE_VERSION, feature_names
@@ -236,3 +237,27 @@ def test_a_copied_bundle_says_what_it_is_a_copy_of_and_replaces_only_a_model(
     with pytest.raises(ConfigError, match="notes: exists and holds no model"):
         copy_bundle("reclaim@champion", tmp_path / "notes")
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("resource", range(len(RESOURCES)))
+@pytest.mark.parametrize(("times", "apart"), [(29.0, False), (31.0, True), (1 / 29, False), (1 / 31, True)])
+def test_a_mean_limit_more_than_thirty_times_away_is_said_to_be_another_unit(
+    bundle: Bundle, resource: int, times: float, apart: bool
+) -> None:
+    limit = list(bundle.mean_limit)
+    limit[resource] *= times
+    found = bundle.other_units(tuple(limit))
+    assert (found is not None) == apart
+    if found is not None:
+        assert f"the mean {RESOURCES[resource]} limit is {times:.4g} times" in found
+        assert RESOURCES[1 - resource] not in found
+
+
+def test_a_unit_is_not_judged_without_mean_limits_nor_of_a_portable_model(bundle: Bundle) -> None:
+    nan = float("nan")
+    assert bundle.other_units((nan, nan)) is None
+    assert replace(bundle, mean_limit=(nan, nan)).other_units((1e9, 1e-9)) is None
+    assert replace(bundle, kind="portable").other_units((1e9, 1e-9)) is None
+    both = bundle.other_units((1e3 * bundle.mean_limit[0], 1e-3 * bundle.mean_limit[1]))
+    assert both is not None
+    assert "the mean cpu limit is 1,000 times and the mean memory limit is 0.001 times that" in both

@@ -77,6 +77,18 @@ def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle:
         np.testing.assert_array_equal(replayed[margin], served.reservation)
 
 
+def test_a_replay_of_a_dataset_in_another_unit_warns_once_for_each_model(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu, memory = bundle.mean_limit
+    estimator_makers(ReplayConfig(), {"network": bundle}, (29 * cpu, memory))
+    assert caplog.records == []
+    estimator_makers(ReplayConfig(), {"network": bundle}, (cpu, memory / 31))
+    assert [record.getMessage().split(" that ")[0] for record in caplog.records] == [
+        "network: the mean memory limit is 0.03226 times"
+    ]
+
+
 def by_name_of(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {e["name"]: e for e in results["estimators"]}
 

@@ -76,9 +76,9 @@ def test_a_service_shows_every_metric_of_an_expression(make_app: Any, tmp_path: 
     of_its_time = {
         "reclaim_clock_lag_seconds", "reclaim_snapshot_age_seconds", "reclaim_snapshot_duration_seconds",
         "reclaim_price_budget_spent_ratio", "reclaim_machines_budget_spent_ratio", "reclaim_machines_at_once_ratio",
-        "reclaim_machines_most_at_once_ratio",
+        "reclaim_machines_most_at_once_ratio", "reclaim_mean_limit_ratio",
     }  # fmt: skip
-    """Metrics only with the machine's clock, after a snapshot, after outcomes; drift only of a network.
+    """Metrics only with the machine's clock, after a snapshot, after windows or outcomes; drift only of a network.
     How far a feed is, a feed shows."""
     with make_app(state=tmp_path) as (_, runtime):
         runtime.metrics.request("/v1/usage", "POST", 429, 0.001)

@@ -9,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from reclaim.serving.cell.tracker import FORMAT
+from reclaim.serving.storage.store import Store
 from reclaim.training.bundle import Bundle
 from tests.serving.kill_harness import Cell, Load, Server, Survival, different, made_up, never_killed, survive
 
@@ -43,6 +45,19 @@ def test_a_server_killed_under_load_keeps_acknowledged_windows_and_answers_like_
     assert_nothing_is_lost(found, cell)
     assert (found.kills, found.kills_while_starting) == (2, 1)
     assert found.refused >= found.kills  # or it was killed while nobody asked
+
+
+def test_a_cell_that_begins_next_to_a_state_of_another_format_survives_kills_and_leaves_that_as_it_is(
+    cell: Cell, bundle: Bundle, server: Server
+) -> None:
+    earlier = server.state / "cell"
+    Store.open(earlier, state_version=FORMAT - 1).close()
+    before = {path.name: path.read_bytes() for path in earlier.glob("*-*")}
+    assert before
+    found = survive(cell, bundle, server, kills=2, while_starting=1, longest_s=0.5, pause_s=0.05)
+    assert_nothing_is_lost(found, cell)
+    assert {path.name: path.read_bytes() for path in earlier.glob("*-*")} == before
+    assert list((server.state / f"format-{FORMAT}").glob("log-*"))
 
 
 def test_a_server_stopped_under_load_loses_nothing(cell: Cell, bundle: Bundle, server: Server) -> None:
