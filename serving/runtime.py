@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
@@ -30,12 +31,18 @@ from reclaim.serving.writing.writer import Writer
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from reclaim.serving.models.loader import LoadedModel
     from reclaim.serving.monitoring.metrics import Shown
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.storage.store import Store
 
 log = logging.getLogger(__name__)
+
+_IN_USE_S: Final = 86_400.0
+"""Time in seconds for which a margin that was asked for is in use: some callers ask once a day."""
 
 
 class Runtime:
@@ -59,6 +66,7 @@ class Runtime:
         self.metrics = Metrics()
         self.requests_under_way = 0
         self.large_answers: Any = None
+        self._asked_at_s: dict[str, float] = {}
         self._other_formats: list[str] = []
         self._warned_of_units = {"stateless": False, "cell": False}
         self.small_calls = SmallCallMonitor()
@@ -106,6 +114,16 @@ class Runtime:
             "model": asdict(model),
         }
         return Readiness(self.writer.state == "ok", body)
+
+    def asked_for(self, margin_of_tier: NDArray[np.int64]) -> None:
+        """Record that reservations of the cell are answered under margins, positions in ``MARGIN_NAMES``."""
+        now_s = time.monotonic()
+        for position in set(margin_of_tier.tolist()):
+            self._asked_at_s[MARGIN_NAMES[position]] = now_s
+
+    def _in_use(self, margin: str) -> bool:
+        asked_at_s = self._asked_at_s.get(margin, -math.inf)
+        return margin == self.settings.margin or time.monotonic() - asked_at_s < _IN_USE_S
 
     def warn_of_units(self, apart: str | None) -> None:
         """Log once that amounts of a stateless request seem to be in another unit than the model's."""
@@ -261,6 +279,7 @@ class Runtime:
             "model_fallback": float(model.from_disk or model.fallback is not None),
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
+            "margin_in_use": {(name,): float(self._in_use(name)) for name in MARGIN_NAMES},
             **prices_shown(info.prices),
             **machine_margins_shown(info.machine_margins),
             **(machines_shown(*self._totals.now()) if self.writer.state == "ok" else {}),

@@ -75,6 +75,7 @@ from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachineE
 from reclaim.serving.wire.schemas import ErrorResponse, ModelInfo, ReservationRequest, ReservationResponse
 
 PREFIX: Final = "/v1"
+_NO_KEY: Final = np.zeros((0, 2), np.int64)
 _INLINE_BYTES: Final = 16 * 2**10
 """Bodies up to this size are read on the event loop, in a millisecond or two; larger ones in a thread, so that probes
 and small requests do not wait for them."""
@@ -233,7 +234,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     wanted, query = parameters.answer, _query_of(parameters)
     runtime.writer.check()
     if wanted != "none":  # what is wrong with the question is said before anything is stored
-        margins_of(query, runtime.tracker.look(np.zeros((0, 2), np.int64)).scorer, settings.margin)
+        margins_of(query, runtime.tracker.look(_NO_KEY).scorer, settings.margin)
 
     def read() -> rows.UsageRows:
         with runtime.writer.timed("decode"):
@@ -415,6 +416,7 @@ def _made(
     if left is not None and left.is_set():
         raise ClientLeftError
     if whole:
+        runtime.asked_for(margins_of(query, tracker.look(_NO_KEY).scorer, settings.margin))
         with runtime.metrics.answering("answer"):
             table = table_of(tracker, query, page, settings, runtime.units)
         if write is not None:
@@ -424,6 +426,7 @@ def _made(
     assert page.key is not None
     known = tracker.look(page.key)
     margin_of_tier = margins_of(query, known.scorer, settings.margin)
+    runtime.asked_for(margin_of_tier)
     found = answers(known, margin_of_tier, settings, page.limit)
     tasks = []
     for row in range(len(page.key)):

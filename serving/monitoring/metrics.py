@@ -99,6 +99,11 @@ SHOWN: Final[Mapping[str, Family]] = {
     ),
     "registry_reachable": Family("gauge", "1 while the model registry answers, else 0."),
     "margin_budget_ratio": Family("gauge", "Share of answers that may be violated under a margin.", ("margin",)),
+    "margin_in_use": Family(
+        "gauge",
+        "1 for the default margin and those that reservations of the cell were asked for in the last day, else 0.",
+        ("margin",),
+    ),
     "price_limits": Family(
         "gauge", "Price of a violation that reservations are made at, in limits of a task of mean size.", _PRICED
     ),

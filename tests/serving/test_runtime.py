@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ from reclaim.serving import runtime as runtime_module
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, save_bundle
+from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.cell_fixtures import Memory, loaded, usage_rows, windows_of
 
 
@@ -166,3 +169,27 @@ def test_stateless_requests_in_another_unit_are_named_once_in_the_log(
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1
     assert "stateless request: the mean cpu limit is 1,000 times" in said[0]
+
+
+def test_a_margin_is_in_use_where_it_is_the_default_or_was_asked_for_in_the_last_day(
+    make_app: Any, at_url: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_use(runtime: Runtime) -> list[str]:
+        shown = runtime.metrics.text()
+        return [name for name in MARGIN_NAMES if f'reclaim_margin_in_use{{margin="{name}"}} 1.0' in shown]
+
+    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+    with make_app(margin="medium") as (app, runtime), at_url(app) as url:
+        assert in_use(runtime) == ["medium"]
+        runtime.writer.write(usage_rows(windows_of({}))).result()
+        httpx.get(f"{url}/v1/tasks/1/0?margin=baseline").raise_for_status()  # an explanation reserves nothing
+        httpx.get(f"{url}/v1/cell/reservations").raise_for_status()
+        assert in_use(runtime) == ["medium"]
+        query = {"margins": {"free": "aggressive"}}
+        httpx.post(f"{url}/v1/cell/reservations", json=query).raise_for_status()
+        assert in_use(runtime) == ["medium", "aggressive"]
+        httpx.get(f"{url}/v1/cell/reservations?budget=0.002", headers=arrow).raise_for_status()
+        assert in_use(runtime) == ["baseline", "medium", "aggressive"]
+        now_s = time.monotonic()
+        monkeypatch.setattr(runtime_module, "time", SimpleNamespace(time=time.time, monotonic=lambda: now_s + 86_400))
+        assert in_use(runtime) == ["medium"]
