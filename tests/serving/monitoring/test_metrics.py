@@ -38,7 +38,7 @@ COUNTED = {
 UNITS = ("seconds", "bytes", "ratio", "info", "deviations", "limits", "amount")
 COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes", "_groups")
 """Ends of the names of gauges that count things, which have no unit."""
-STATES = ("_ready", "_ok", "_reachable", "_fallback")
+STATES = ("_ready", "_ok", "_reachable", "_fallback", "_in_use")
 """Of those that are 0 or 1."""
 
 
