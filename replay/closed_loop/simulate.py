@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import lent
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.following import Held, HeldMachines
-from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
+from reclaim.replay.closed_loop.foreseen import ByMachine, State, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
 from reclaim.replay.closed_loop.live import Live
 from reclaim.replay.closed_loop.placement import POLICIES
@@ -76,6 +76,18 @@ class Scheduling:
             raise ConfigError(f"checkpoint_s must be 0 to {_LONGEST_S:g} seconds, got {self.checkpoint_s}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+
+    def compiled(self) -> Any:
+        """Return a record of ``SETTINGS``."""
+        settings = np.zeros(1, SETTINGS)
+        settings[0] = (
+            *POLICIES[self.policy],
+            self.enough,
+            int(self.checkpoint_s * 1e6),
+            int(STARTUP_HOLD_S * 1e6),
+            self.gives_way,
+        )
+        return settings[0]
 
 
 @dataclass(frozen=True)
@@ -143,59 +155,21 @@ def simulate(
     scheduling = scheduling or Scheduling()
     order = np.random.default_rng(scheduling.seed).permutation(len(machines))  # of searches
     place = np.argsort(order)
-    runs, there = workload.runs.copy(), machines.state[order]
     changes = machines.changes.copy()
     changes["machine"] = place[changes["machine"]]
     slot_us = workload.slot_s * 1_000_000
     n_slots = -(-(workload.stop_us - workload.start_us) // slot_us)
     ticks = np.zeros(n_slots, TICK)
-    tape, reserved = lent(workload.tape, reserved)  # as they are where another process has sent them
+    (reserved,) = lent(reserved)
     margin = np.zeros(n_slots, np.int8) if margin is None else margin
-    kills = np.zeros(2 * len(runs) + 1, KILL)  # the first one counts the others
-    kills[0]["run"] = 1
-    settings = np.zeros(1, SETTINGS)
-    settings[0] = (
-        *POLICIES[scheduling.policy],
-        scheduling.enough,
-        int(scheduling.checkpoint_s * 1e6),
-        int(STARTUP_HOLD_S * 1e6),
-        scheduling.gives_way,
-    )
     margins = None if by_machine is None else by_machine.margins()
     foreseen = no_state() if by_machine is None else by_machine.state(len(machines))
     held = _held(workload, by_machine, horizon_s)
-    at = np.zeros(2, np.int64)
-    of_lower_band = runs["rank"][runs["band"] == NON_PRODUCTION]
-    ranks = min(RANKS, 1 + int(of_lower_band.max(initial=0)))
-    collections = 1 + int(runs["collection"].max(initial=0))
-    pairs = workload.predecessors[np.argsort(workload.predecessors[:, 0], kind="stable")]
-    loop = LoopState(
-        runs=runs,
-        machines=there,
-        rooms=np.zeros((FREED + 2 * ranks, len(machines)), np.float32),
-        changed=np.zeros(_CHANGES + len(machines) // 8, ROOM_CHANGE),
-        n_changed=np.zeros(1, np.int64),
-        anchors=np.zeros(len(machines), np.int64),
-        failures=np.zeros(_FAILURES, FAILURE),
-        tape=tape,
-        reserved=reserved[margin[0]],
-        masks=np.ascontiguousarray(workload.masks[:, order]),
-        settings=settings[0],
-        random=np.array([0x9E3779B97F4A7C15 ^ (scheduling.seed + 1)], np.uint64),
-        pending=np.zeros(len(runs) + 1, WAITING),
-        served=np.zeros(2 + int(runs["user"].max(initial=0)), np.int64),
-        left=np.bincount(runs["collection"], minlength=collections).astype(np.int64),
-        before=np.ascontiguousarray(pairs[:, 1]),
-        before_of=np.searchsorted(pairs[:, 0], np.arange(collections + 1)).astype(np.int64),
-        held=np.zeros(len(runs) + 1, np.int64),
-        due=np.zeros(len(runs) + 1, np.int64),
-        kills=kills,
-        tick=ticks[0],
-        need=np.zeros(2),
-        found=np.zeros(TOGETHER, np.int64),
-        victims=np.zeros(PREEMPTED_IN_TURN, VICTIMS),
+    loop = _before_first_slot(
+        workload, machines, order, scheduling, reserved=reserved[margin[0]], tick=ticks[0],
         foreseen=foreseen if margins is None else foreseen._replace(margins=margins[margin[0]]),
-    )
+    )  # fmt: skip
+    runs, there, kills, at = loop.runs, loop.machines, loop.kills, np.zeros(2, np.int64)
     update_all_rooms(loop)
     # runs that went on when the period began are placed before the first slot
     pass_slot(loop, changes, at, workload.start_us, workload.start_us + 1)
@@ -222,6 +196,48 @@ def simulate(
     kills["machine"] = order[kills["machine"]]
     runs["machine"] = np.where(runs["machine"] >= 0, order[runs["machine"]], -1)
     return Outcome(workload, runs, there[place], ticks, kills, Held() if held is None else held.held)
+
+
+def _before_first_slot(
+    workload: Workload, machines: CellMachines, order: NDArray[np.int64], scheduling: Scheduling, *,
+    reserved: NDArray[np.float64], tick: Any, foreseen: State,
+) -> LoopState:  # fmt: skip
+    """Return the state of a cell on which nothing is placed yet, its machines in the order of searches."""
+    runs = workload.runs.copy()
+    (tape,) = lent(workload.tape)  # as it is where another process has sent it
+    kills = np.zeros(2 * len(runs) + 1, KILL)  # the first one counts the others
+    kills[0]["run"] = 1
+    of_lower_band = runs["rank"][runs["band"] == NON_PRODUCTION]
+    ranks = min(RANKS, 1 + int(of_lower_band.max(initial=0)))
+    collections = 1 + int(runs["collection"].max(initial=0))
+    pairs = workload.predecessors[np.argsort(workload.predecessors[:, 0], kind="stable")]
+    return LoopState(
+        runs=runs,
+        machines=machines.state[order],
+        rooms=np.zeros((FREED + 2 * ranks, len(machines)), np.float32),
+        changed=np.zeros(_CHANGES + len(machines) // 8, ROOM_CHANGE),
+        n_changed=np.zeros(1, np.int64),
+        anchors=np.zeros(len(machines), np.int64),
+        failures=np.zeros(_FAILURES, FAILURE),
+        tape=tape,
+        reserved=reserved,
+        masks=np.ascontiguousarray(workload.masks[:, order]),
+        settings=scheduling.compiled(),
+        random=np.array([0x9E3779B97F4A7C15 ^ (scheduling.seed + 1)], np.uint64),
+        pending=np.zeros(len(runs) + 1, WAITING),
+        served=np.zeros(2 + int(runs["user"].max(initial=0)), np.int64),
+        left=np.bincount(runs["collection"], minlength=collections).astype(np.int64),
+        before=np.ascontiguousarray(pairs[:, 1]),
+        before_of=np.searchsorted(pairs[:, 0], np.arange(collections + 1)).astype(np.int64),
+        held=np.zeros(len(runs) + 1, np.int64),
+        due=np.zeros(len(runs) + 1, np.int64),
+        kills=kills,
+        tick=tick,
+        need=np.zeros(2),
+        found=np.zeros(TOGETHER, np.int64),
+        victims=np.zeros(PREEMPTED_IN_TURN, VICTIMS),
+        foreseen=foreseen,
+    )
 
 
 def _held(workload: Workload, by_machine: ByMachine | None, horizon_s: int | None) -> HeldMachines | None:

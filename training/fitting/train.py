@@ -27,23 +27,21 @@ from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, p
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
-from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
+from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure
 from reclaim.training.fitting.devices.on_ray import fit_on_ray
-from reclaim.training.fitting.held_out import (
-    builtin_calibration,
-    held_out,
-    less_reclaimed,
-    own_price_notes,
-    sampled_test_rows,
-    set_prices,
-)
+from reclaim.training.fitting.held_out import own_price_notes
 from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
-from reclaim.training.fitting.machine_fit import fit_machines
-from reclaim.training.fitting.oom_fit import fit_oom, refit_oom
+from reclaim.training.fitting.oom_fit import fit_oom
 from reclaim.training.fitting.sources import Source, open_sources, windows_of
+from reclaim.training.fitting.trained import (
+    Scored,
+    Trained,
+    add_machines,
+    calibrate_fit,
+    compare_with_builtin,
+    score,
+)
 from reclaim.training.margins.calibrate import known_rows
-from reclaim.training.margins.price import Price
-from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration, fit_probability
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
 
@@ -161,7 +159,6 @@ def run_training(
     say, learner = progress or log.info, learner_of(config.estimator)
     _check_engine(engine, learner, config.estimator)
     sources = open_sources(datasets if isinstance(datasets, Sequence) else [datasets])
-    fingerprints = [source.dataset.fingerprint for source in sources]
     key = _key(sources, config)
     before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
     finished = [run for run in before if run.status == "FINISHED"]
@@ -173,22 +170,14 @@ def run_training(
         learner.check(config)
     rows = _validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
-    name = config.model_name + ("" if learner.served else f"-{config.estimator}")
     checkpoints = _checkpoints(sources, key)
-    oom_definition = "; ".join(dict.fromkeys(str(source.features.manifest["oom_definition"]) for source in sources))
-    tags = {
-        _KEY_TAG: key,
-        "dataset": ",".join(fingerprints),
-        "features": ",".join(source.features.fingerprint for source in sources),
-        "pipeline_version": PIPELINE_VERSION,
-        "oom_definition": oom_definition,
-        "git_commit": tracking.git_commit() or "none",
-    }
     run_name = config.run_name(source.name for source in sources)
     busy = ConfigError(f"{checkpoints}: another process is at this training; wait for it")
     with (
         working_folder(checkpoints, busy),
-        tracking.start_run(config.experiment, run_name, tags=tags, run_id=next(iter(cut_off), None)) as run,
+        tracking.start_run(
+            config.experiment, run_name, tags=_tags(sources, key), run_id=next(iter(cut_off), None)
+        ) as run,
     ):
         run.log_params(config.settings())
         run.log_datasets([source.facts for source in sources], context="training")
@@ -202,135 +191,34 @@ def run_training(
         oom = fit_oom(sources, config.seed)
         fit_seconds = time.perf_counter() - fitting
         say("setting prices on the validation rows")
-        levels = fitted.forecaster.quantile_levels
-        uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), oom)
-        valid = held_out(sources, uncalibrated, rows)
-        raw = valid.forecast.oom_probability
-        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
-        valid = valid.calibrated(forecaster.calibration)
-        calibration = set_prices(valid, config)
-        newest = forecaster
-        if fitted.refitted is not None:  # knows the newest days, at the prices and the calibration of the first
-            newest_oom = None if oom is None else refit_oom(oom, sources, config.seed)
-            newest = Calibrated(fitted.refitted, forecaster.calibration, newest_oom)
-        prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
-        machines = {}
+        trained = calibrate_fit(fitted, oom, sources, rows, config)
         if not LEARNED[config.estimator].portable:
             say("fitting the machines")
-            machines = fit_machines(valid, forecaster.horizons_s, config.budgets, config.horizon_s)
-        worse = []
+            trained = add_machines(trained, config)
         if config.against_builtin and learner.served and not config.value.known:
-            worse = less_reclaimed(calibration, builtin_calibration(valid, config), config.budgets)
+            trained = compare_with_builtin(trained, config)
         say("scoring on validation and test rows")
-        scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
-        test_rows = sampled_test_rows(sources, config.seed)
-        test_scores: Scores = {}
-        as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
-        if sum(map(len, test_rows)):
-            test = held_out(sources, Calibrated(newest.bare, ProbabilityCalibration(), newest.oom), test_rows)
-            as_forecast, label = test.forecast.oom_probability, test.oom
-            test = test.calibrated(forecaster.calibration)
-            calibrated = test.forecast.oom_probability
-            test_scores = score_forecast(test.forecast, test.y, test.oom, levels, keys=test.keys)
-        report = TrainReport(
-            run_id=run.run_id,
-            model=name,
-            version="",
-            estimator=config.estimator,
-            horizon_s=config.horizon_s,
-            prices={name: price_facts(price) for name, price in prices.items()},
-            violation={k: _by_resource(v) for k, v in calibration.violation.items()},
-            reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
-            scores=_without_nan(overall(scores)),
-            test_scores=_without_nan(overall(test_scores)),
-            rows={"train": fitted.facts["rows"], "valid": len(valid), "test": sum(map(len, test_rows))},
-            datasets=[
-                {
-                    "name": source.name,
-                    "nature": source.dataset.manifest.get("nature", "not stated"),
-                    "fingerprint": source.dataset.fingerprint,
-                    "train": k_train,
-                    "valid": k_valid,
-                    **source.split_facts,
-                }
-                for source, k_train, k_valid in zip(sources, fitted.train_rows, valid.rows, strict=True)
-            ],
-            notes=[
-                *calibration.notes,
-                *(
-                    f"reclaims less of validation rows than the built-in model, at a budget ({one}): the history is "
-                    "short, and the built-in model is served where there is no champion"
-                    for one in worse
-                ),
-                *own_price_notes(valid, config, calibration),
-                *forecaster.calibration.notes,
-                *([f"{OOM_NOTE}{oom_definition}"] if np.isfinite(valid.oom).any() else []),
-            ],
-            seconds=0.0,
-        )
-        bundle = Bundle(
-            kind=config.estimator,
-            forecaster=newest,
-            held_out=None if fitted.refitted is None else forecaster,
-            horizon_s=config.horizon_s,
-            prices=prices,
-            dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
-            mean_limit=valid.mean_limit,
-            related=sources[0].features.related,
-            machines=machines,
-            pipeline_version=pipeline_of(config.estimator),
-            trained={
-                "settings": dict(config.settings()),
-                "datasets": report.datasets,
-                "violation": report.violation,
-                "violation_by_tier": {
-                    k: {tier: _by_resource(v) for tier, v in of.items()}
-                    for k, of in calibration.violation_by_tier.items()
-                },
-                "reclaimed": report.reclaimed,
-                "oom_definition": oom_definition,
-                "notes": report.notes,
-                **fitted.facts,
-            },
-        )
+        scored = score(trained, sources, config)
+        name = config.model_name + ("" if learner.served else f"-{config.estimator}")
+        report = _report(run.run_id, name, trained, scored, sources, config)
+        bundle = _bundle(trained, report, sources, config)
         say("recording and registering")
-        run.log_history(fitted.history)
-        run.log_metrics(
-            {
-                "price": {name: of["value"] for name, of in report.prices.items()},
-                "violation": report.violation,
-                "reclaimed": report.reclaimed,
-                "fit_seconds": fit_seconds,
-            }
-        )
-        run.log_figure(coverage_figure(scores, levels), "coverage.png")
-        shown = {"as forecast": as_forecast, "calibrated": calibrated}  # of test rows, where there are any
-        run.log_figure(reliability_figure(shown, label), "oom_reliability.png")
+        _log_fit(run, trained, scored, report, fit_seconds)
         if learner.served:  # trees are asked at every threshold of every row, which would take minutes
-            importance = permutation_importance(
-                forecaster, valid.x, valid.y, horizon_s=config.horizon_s, columns=columns_alone(bundle.features)
-            )
-            run.log_figure(importance_figure(importance), "importance.png")
-            run.log_dict(importance.to_dict(), "importance.json")
-        with tempfile.TemporaryDirectory() as folder:
-            save_bundle(bundle, Path(folder) / "bundle")
-            registered = tracking.register_bundle(
-                run, Path(folder) / "bundle", name, inputs=bundle.features, outputs=output_names(forecaster)
-            )
-        run.log_dict(_without_nan({"valid": scores, "test": test_scores}), SCORES)
-        of_period = {"valid": scores, "test": test_scores}
-        run.log_metrics({period: _compared(of, config.horizon_s) for period, of in of_period.items()})
+            _log_importance(run, trained, bundle.features, config.horizon_s)
+        registered = _register(run, name, bundle)
+        _log_scores(run, scored, config.horizon_s)
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,
-            probability=forecaster.calibration.to_dict(), n_features=len(bundle.features),
+            probability=trained.first.calibration.to_dict(), n_features=len(bundle.features),
             refitted=fitted.refitted is not None,
         )  # fmt: skip
         tracking.describe_version(registered, card)
         run.log_text(card, "model_card.md")
         run.log_dict(asdict(report), _REPORT)
         tracking.move_alias(registered, tracking.CANDIDATE)
-        if not worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
+        if not trained.worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
             tracking.move_alias(registered, tracking.CHAMPION)
     with suppress(OSError):  # another run's checkpoint may be next to it
         checkpoints.parent.rmdir()
@@ -397,6 +285,130 @@ def _key(sources: Sequence[Source], config: TrainConfig) -> str:
 
 def _checkpoints(sources: Sequence[Source], key: str) -> Path:
     return sources[0].dataset.home / "checkpoints" / key[:16]
+
+
+def _oom_definition(sources: Sequence[Source]) -> str:
+    return "; ".join(dict.fromkeys(str(source.features.manifest["oom_definition"]) for source in sources))
+
+
+def _tags(sources: Sequence[Source], key: str) -> dict[str, str]:
+    return {
+        _KEY_TAG: key,
+        "dataset": ",".join(source.dataset.fingerprint for source in sources),
+        "features": ",".join(source.features.fingerprint for source in sources),
+        "pipeline_version": PIPELINE_VERSION,
+        "oom_definition": _oom_definition(sources),
+        "git_commit": tracking.git_commit() or "none",
+    }
+
+
+def _report(
+    run_id: str, name: str, trained: Trained, scored: Scored, sources: Sequence[Source], config: TrainConfig
+) -> TrainReport:
+    """Return the report of a model that is not registered yet."""
+    calibration, valid = trained.calibration, trained.valid
+    return TrainReport(
+        run_id=run_id,
+        model=name,
+        version="",
+        estimator=config.estimator,
+        horizon_s=config.horizon_s,
+        prices={name: price_facts(price) for name, price in trained.prices.items()},
+        violation={k: _by_resource(v) for k, v in calibration.violation.items()},
+        reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
+        scores=_without_nan(overall(scored.valid)),
+        test_scores=_without_nan(overall(scored.test)),
+        rows={"train": trained.fitted.facts["rows"], "valid": len(valid), "test": scored.n_test},
+        datasets=[
+            {
+                "name": source.name,
+                "nature": source.dataset.manifest.get("nature", "not stated"),
+                "fingerprint": source.dataset.fingerprint,
+                "train": k_train,
+                "valid": k_valid,
+                **source.split_facts,
+            }
+            for source, k_train, k_valid in zip(sources, trained.fitted.train_rows, valid.rows, strict=True)
+        ],
+        notes=[
+            *calibration.notes,
+            *(
+                f"reclaims less of validation rows than the built-in model, at a budget ({one}): the history is "
+                "short, and the built-in model is served where there is no champion"
+                for one in trained.worse
+            ),
+            *own_price_notes(valid, config, calibration),
+            *trained.first.calibration.notes,
+            *([f"{OOM_NOTE}{_oom_definition(sources)}"] if np.isfinite(valid.oom).any() else []),
+        ],
+        seconds=0.0,
+    )
+
+
+def _bundle(trained: Trained, report: TrainReport, sources: Sequence[Source], config: TrainConfig) -> Bundle:
+    fingerprints = [source.dataset.fingerprint for source in sources]
+    of_tiers = trained.calibration.violation_by_tier
+    return Bundle(
+        kind=config.estimator,
+        forecaster=trained.served,
+        held_out=None if trained.fitted.refitted is None else trained.first,
+        horizon_s=config.horizon_s,
+        prices=trained.prices,
+        dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
+        mean_limit=trained.valid.mean_limit,
+        related=sources[0].features.related,
+        machines=trained.machines,
+        pipeline_version=pipeline_of(config.estimator),
+        trained={
+            "settings": dict(config.settings()),
+            "datasets": report.datasets,
+            "violation": report.violation,
+            "violation_by_tier": {k: {tier: _by_resource(v) for tier, v in of.items()} for k, of in of_tiers.items()},
+            "reclaimed": report.reclaimed,
+            "oom_definition": _oom_definition(sources),
+            "notes": report.notes,
+            **trained.fitted.facts,
+        },
+    )
+
+
+def _log_fit(run: tracking.Run, trained: Trained, scored: Scored, report: TrainReport, fit_seconds: float) -> None:
+    """Log the course of the fit, the prices, and figures of the scores."""
+    run.log_history(trained.fitted.history)
+    run.log_metrics(
+        {
+            "price": {name: of["value"] for name, of in report.prices.items()},
+            "violation": report.violation,
+            "reclaimed": report.reclaimed,
+            "fit_seconds": fit_seconds,
+        }
+    )
+    run.log_figure(coverage_figure(scored.valid, trained.first.quantile_levels), "coverage.png")
+    shown = {"as forecast": scored.raw_oom, "calibrated": scored.oom}
+    run.log_figure(reliability_figure(shown, scored.label), "oom_reliability.png")
+
+
+def _log_importance(run: tracking.Run, trained: Trained, features: Sequence[str], horizon_s: int) -> None:
+    importance = permutation_importance(
+        trained.first, trained.valid.x, trained.valid.y, horizon_s=horizon_s, columns=columns_alone(features)
+    )
+    run.log_figure(importance_figure(importance), "importance.png")
+    run.log_dict(importance.to_dict(), "importance.json")
+
+
+def _register(run: tracking.Run, name: str, bundle: Bundle) -> tracking.ModelVersion:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "bundle"
+        save_bundle(bundle, place)
+        return tracking.register_bundle(
+            run, place, name, inputs=bundle.features, outputs=output_names(bundle.forecaster)
+        )
+
+
+def _log_scores(run: tracking.Run, scored: Scored, horizon_s: int) -> None:
+    of_period = {"valid": scored.valid, "test": scored.test}
+    run.log_dict(_without_nan(of_period), SCORES)
+    run.log_metrics({period: _compared(of, horizon_s) for period, of in of_period.items()})
 
 
 def _compared(scores: Scores, horizon_s: int) -> dict[str, dict[str, float]]:

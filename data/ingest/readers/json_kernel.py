@@ -218,10 +218,28 @@ def empty_list(i: Any) -> Any:
 
 @numba.njit(**CACHED)
 def read_lines(
-    block: Any, start: Any, size: Any, number: Any, n: Any, rows: Any, whole: Any, doubles: Any, numbers: Any,
-    others: Any, names: Any, lengths: Any, words: Any, keys: Any, top: Any, zero_is_null: Any, only_with: Any,
-    needs: Any, null_row: Any, shape: Any, window: Any,
-) -> Any:  # fmt: skip
+    block: Any,  # address of the text
+    start: Any,  # where to begin in it, bytes
+    size: Any,  # its length, bytes
+    number: Any,  # of the line that begins there
+    n: Any,  # rows that there are already
+    rows: Any,  # address of the rows, written from n on
+    whole: Any,  # (most, n_words) int64, the same memory
+    doubles: Any,  # (most, n_words) float64, the same memory
+    numbers: Any,  # (most,) int64, line of each row, written from n on
+    others: Any,  # (m, 3) int64, number, begin and end of each line left, written
+    names: Any,  # address of json_fast.Keys.names
+    lengths: Any,  # address of json_fast.Keys.lengths
+    words: Any,  # words of a name
+    keys: Any,  # (n_keys, 6) int64, json_fast.Keys.places
+    top: Any,  # keys of the outer object; this and all below as in json_fast.Plan
+    zero_is_null: Any,  # (n_integers,) bool
+    only_with: Any,  # (n_integers,) int64
+    needs: Any,  # (k,) int64
+    null_row: Any,  # (n_words,) int64
+    shape: Any,  # (2,) int
+    window: Any,  # (2,) int
+) -> Any:
     """Read until the block ends, or the rows or ``others`` are full.
 
     Returns the counts of rows and others, where to continue, and the number of that line.

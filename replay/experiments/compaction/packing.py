@@ -8,7 +8,7 @@ limit without reclamation. An estimator of machines books for all tasks on a mac
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
@@ -151,6 +151,44 @@ def not_held(when: str) -> ConfigError:
     )
 
 
+class _Queue(NamedTuple):
+    """Tasks in the order of placement, ``n`` of them; what is not said here is of ``TaskSet``."""
+
+    limit: NDArray[np.float64]
+    booked: NDArray[np.float64]
+    """Booked for each task alone, shape (n, n_resources)."""
+    production: NDArray[np.bool_]
+    constraint_set: NDArray[np.int64]
+    bounded_job: NDArray[np.int64]
+    """Number of the job among those with a bound, -1 for one without; shape (n,)."""
+    most: NDArray[np.int64]
+    soft: NDArray[np.bool_]
+    picky: NDArray[np.bool_]
+    terms: NDArray[np.float64]
+    """Terms that each adds to the sums of its machine, shape (n, n_resources, N_TERMS); (0, n_resources, N_TERMS)
+    where each has something booked for itself."""
+    margins: NDArray[np.float64]
+    curves: NDArray[Any]
+    """Of ``Foreseen.compiled``, shape (n_resources,) each; without terms (0,)."""
+
+
+class _Machines(NamedTuple):
+    """Machines and what they have left, ``n`` of them; the last four change with every task."""
+
+    capacity: NDArray[np.float64]
+    """Shape (n or more, n_resources)."""
+    allowed: NDArray[np.bool_]
+    """Shape (n_sets, n or more)."""
+    room: NDArray[np.float64]
+    """Capacity left after all that is booked, shape (n, n_resources)."""
+    limit_room: NDArray[np.float64]
+    """Capacity left after the limits of production, shape (n, n_resources)."""
+    together: NDArray[np.int32]
+    """Tasks of each bounded job, shape (n_bounded, n)."""
+    sums: NDArray[np.float64]
+    """Sums of the terms of their tasks, shape (n, n_resources, N_TERMS)."""
+
+
 class Packer:
     """Packs a workload under one set of reservations onto any number of machines.
 
@@ -179,22 +217,24 @@ class Packer:
         bounded_job = np.full(len(jobs), -1, np.int64)
         bounded_job[bounded] = np.arange(len(bounded))
         self._n_bounded = len(bounded)
-        self._columns = (
+        if isinstance(booked, Foreseen):
+            each, together = np.zeros_like(alone), (np.ascontiguousarray(booked.terms[self._order]), *booked.compiled())
+            least = booked.terms[..., T_USAGE] + booked.terms[..., T_HELD]
+        else:
+            each = booked[self._order]
+            together = np.zeros((0, alone.shape[1], N_TERMS)), np.zeros(0), np.zeros(0, COMPILED)
+            least = booked
+        self._queue = _Queue(
             np.ascontiguousarray(workload.limit[self._order]),
-            np.ascontiguousarray(np.zeros_like(alone) if isinstance(booked, Foreseen) else booked[self._order]),
+            np.ascontiguousarray(each),
             workload.production[self._order],
             workload.constraint_set[self._order],
             bounded_job[job],
             workload.most[self._order],
             workload.soft[self._order],
             workload.picky[self._order],
+            *together,
         )
-        if isinstance(booked, Foreseen):
-            self._together = np.ascontiguousarray(booked.terms[self._order]), *booked.compiled()
-            least = booked.terms[..., T_USAGE] + booked.terms[..., T_HELD]
-        else:
-            self._together = np.zeros((0, alone.shape[1], N_TERMS)), np.zeros(0), np.zeros(0, COMPILED)
-            least = booked
         must, by_limit = ~workload.picky, ~workload.picky & workload.production
         self._least = np.stack([least[must].sum(axis=0), workload.limit[by_limit].sum(axis=0)])  # (2, R)
         self._pending = int(PENDING_SHARE * len(workload))
@@ -202,13 +242,11 @@ class Packer:
     def place(self, machines: MachineSet, n: int) -> NDArray[np.int64] | None:
         """Return which of the first ``n`` machines takes each task, (n_tasks,), -1 for pending; None without a fit."""
         room = room_of(machines.capacity[:n])
-        placed = np.full(len(self._order), -1, np.int64)
         together = np.zeros((self._n_bounded, n), np.int32)
-        sums = np.zeros((n, *self._together[0].shape[1:]))
-        fits = _place(
-            *self._columns, *self._together, machines.capacity, machines.allowed, self._policy[0],
-            self._pending, room, room.copy(), together, sums, np.empty(N_TERMS), placed,
-        )  # fmt: skip
+        sums = np.zeros((n, *self._queue.terms.shape[1:]))
+        left = _Machines(machines.capacity, machines.allowed, room, room.copy(), together, sums)
+        placed = np.full(len(self._order), -1, np.int64)
+        fits = _place(self._queue, left, self._policy[0], self._pending, np.empty(N_TERMS), placed)
         if not fits:
             return None
         out = np.empty_like(placed)
@@ -248,69 +286,50 @@ class Packer:
 
 @numba.njit(**LENT)
 def _place(
-    limit: Any,  # (n, R) float64, as all of tasks in the order of placement
-    booked: Any,  # (n, R) float64
-    production: Any,  # (n,) bool
-    constraint_set: Any,  # (n,) int64
-    bounded_job: Any,  # (n,) int64, -1 for a job without a bound
-    most: Any,  # (n,) int64
-    soft: Any,  # (n,) bool
-    picky: Any,  # (n,) bool
-    terms: Any,  # (n, R, N_TERMS) float64, or (0, R, N_TERMS) where each task has something booked for itself
-    margins: Any,  # (R,) float64, or (0,)
-    curves: Any,  # (R,) of curve.COMPILED, or (0,)
-    capacity: Any,  # (m, R) float64
-    allowed: Any,  # (n_sets, m) bool
+    queue: Any,  # _Queue
+    machines: Any,  # _Machines, changed
     policy: Any,  # record of placement.POLICY
     may_wait: int,
-    room: Any,  # (m, R) float64, changed
-    limit_room: Any,  # (m, R) float64, changed
-    together: Any,  # (n_bounded, m) int32, changed
-    sums: Any,  # (m, R, N_TERMS) float64, changed
     both: Any,  # (N_TERMS,) float64, changed
     placed: Any,  # (n,) int64, written
 ) -> bool:
-    """Place tasks in their order; returns False as soon as one does not fit that must.
-
-    ``room`` is what is left of the machines' capacity after all that is booked, ``limit_room`` after production's
-    limits, ``together`` how many tasks of each bounded job a machine has, ``sums`` those of the terms of its tasks.
-    """
+    """Place tasks in their order; returns False as soon as one does not fit that must."""
     for i in range(len(placed)):
-        its_terms = terms[i : i + 1]
-        at = _best(
-            limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], its_terms,
-            margins, curves, capacity, policy, room, limit_room, together, sums, both, True,
-        )  # fmt: skip
-        if at < 0 and soft[i]:
-            at = _best(
-                limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], its_terms,
-                margins, curves, capacity, policy, room, limit_room, together, sums, both, False,
-            )  # fmt: skip
+        at = _best(i, queue, machines, policy, both, True)
+        if at < 0 and queue.soft[i]:
+            at = _best(i, queue, machines, policy, both, False)
         if at < 0:
             may_wait -= 1
-            if may_wait < 0 or not picky[i]:
+            if may_wait < 0 or not queue.picky[i]:
                 return False
             continue
         placed[i] = at
-        if bounded_job[i] >= 0:
-            together[bounded_job[i], at] += 1
-        for r in range(room.shape[1]):
-            room[at, r] -= booked[i, r]
-            if production[i]:
-                limit_room[at, r] -= limit[i, r]
-            if len(its_terms):
-                for k in range(sums.shape[2]):
-                    sums[at, r, k] += its_terms[0, r, k]
+        if queue.bounded_job[i] >= 0:
+            machines.together[queue.bounded_job[i], at] += 1
+        for r in range(machines.room.shape[1]):
+            machines.room[at, r] -= queue.booked[i, r]
+            if queue.production[i]:
+                machines.limit_room[at, r] -= queue.limit[i, r]
+            if len(queue.terms):
+                for k in range(machines.sums.shape[2]):
+                    machines.sums[at, r, k] += queue.terms[i, r, k]
     return True
 
 
 @numba.njit(**LENT)
 def _best(
-    limit: Any, booked: Any, production: bool, allowed: Any, bounded_job: int, most: int, terms: Any, margins: Any,
-    curves: Any, capacity: Any, policy: Any, room: Any, limit_room: Any, together: Any, sums: Any, both: Any,
+    i: int,
+    queue: Any,  # _Queue
+    machines: Any,  # _Machines
+    policy: Any,  # record of placement.POLICY
+    both: Any,  # (N_TERMS,) float64, changed
     hard: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Return the machine that takes one task, -1 for none; constraints and ``most`` count only if ``hard``."""
+    limit, booked, production = queue.limit[i], queue.booked[i], queue.production[i]
+    job, most, terms, margins, curves = queue.bounded_job[i], queue.most[i], queue.terms, queue.margins, queue.curves
+    capacity, allowed = machines.capacity, machines.allowed[queue.constraint_set[i]]
+    room, limit_room, together, sums = machines.room, machines.limit_room, machines.together, machines.sums
     best, least = -1, np.inf
     for m in range(room.shape[0]):
         cpu, memory = room[m, 0] - booked[0], room[m, 1] - booked[1]
@@ -321,11 +340,11 @@ def _best(
             if limit_cpu < 0 or limit_memory < 0:
                 continue
             cpu, memory = min(cpu, limit_cpu), min(memory, limit_memory)
-        if hard and (not allowed[m] or (most > 0 and together[bounded_job, m] >= most)):
+        if hard and (not allowed[m] or (most > 0 and together[job, m] >= most)):
             continue
         if len(terms):
-            cpu = min(cpu, room[m, 0] - _with(sums[m, 0], terms[0, 0], margins[0], curves[0], both))
-            memory = min(memory, room[m, 1] - _with(sums[m, 1], terms[0, 1], margins[1], curves[1], both))
+            cpu = min(cpu, room[m, 0] - _with(sums[m, 0], terms[i, 0], margins[0], curves[0], both))
+            memory = min(memory, room[m, 1] - _with(sums[m, 1], terms[i, 1], margins[1], curves[1], both))
             if cpu < 0 or memory < 0:
                 continue
         its_score = score(cpu / capacity[m, 0], memory / capacity[m, 1], policy.stranding, policy.leftover)

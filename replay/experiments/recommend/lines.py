@@ -7,18 +7,117 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import LEARNED
+from reclaim.replay.experiments.recommend import names
 from reclaim.replay.experiments.recommend.answers import RECENT_US, Contender, settings_in_words
-from reclaim.replay.experiments.recommend.decisions import Decisions
-from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
-from reclaim.replay.experiments.recommend.series import Floats, Integers, TaskRows, peaks_by_task
+from reclaim.replay.experiments.recommend.decisions import NOW, Decisions
+from reclaim.replay.experiments.recommend.picture import Pictures
+from reclaim.replay.experiments.recommend.policy import RULES, Policy, RecommendConfig
+from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows, peaks_by_task
 from reclaim.replay.open_loop.bootstrap import number
 
 
 @dataclass(frozen=True)
-class Facts:
+class Recommended:
+    """The requests of all ``n`` decisions, and what became of them.
+
+    Attributes
+    ----------
+    policy : Policy
+    winners : sequence of Contender, in the order ``schema.RESOURCES``
+        The estimator whose answers they are.
+    request : float64, shape (n, n_resources)
+    rule : int64, shape (n, n_resources)
+        Position in ``policy.RULES`` of what made each.
+    violation : sequence of mapping, one per workload
+        Violation rate of each resource (``score.of_each_workload``).
+    as_requested : float64, shape (n_workloads, n_resources)
+        Violation rate of what the tasks had requested.
+    """
+
+    policy: Policy
+    winners: Sequence[Contender]
+    request: Floats
+    rule: NDArray[np.int64]
+    violation: Sequence[Mapping[str, Any]]
+    as_requested: Floats
+
+
+def lines_of(
+    dataset: Dataset,
+    config: RecommendConfig,
+    rows: TaskRows,
+    series: Series,
+    decisions: Decisions,
+    workloads: Sequence[names.Workload],
+    made: Recommended,
+) -> list[dict[str, Any]]:
+    """Return what is said of each workload that is recommended for; ``workloads`` are all, by position."""
+    now = decisions.of(NOW)
+    shown = [workloads[decisions.workload[k]] for k in now]
+    if config.anonymise:
+        shown = names.anonymous(shown)
+    pictures = Pictures.draw(rows, series, decisions, made.request)
+    facts = _Facts.of(rows, decisions, now)
+    pods = [[] for _ in now] if config.anonymise else _pods(dataset, rows, facts.tasks)
+    return [
+        {
+            "cluster": one.cluster, "namespace": one.namespace, "kind": one.kind, "name": one.name,
+            "container": one.container, "sidecar": one.sidecar,
+            "collection_id": None if config.anonymise else int(rows.ids[decisions.workload[k]]),
+            "autoscaler": one.autoscaler, "tasks": len(facts.tasks[i]), "pods": pods[i],
+            "oom_kills": int(facts.kills[i]),
+            **{
+                resource: {
+                    **_amounts(decisions, made.request, k, r),
+                    "rule": RULES[made.rule[k, r]],
+                    "words": _in_words(made.winners[r], r, RULES[made.rule[k, r]], config, made.policy),
+                    "violation": made.violation[decisions.workload[k]][resource],
+                    "as_requested": number(made.as_requested[decisions.workload[k], r]),
+                    "spread": number(facts.spread[i, r]),
+                    "largest_task": number(facts.largest[i, r]),
+                    "picture": pictures.of(int(decisions.workload[k]), r),
+                }
+                for r, resource in enumerate(RESOURCES)
+            },
+        }
+        for i, (k, one) in enumerate(zip(now, shown, strict=True))
+    ]  # fmt: skip
+
+
+def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
+
+    ``first`` is what the workloads would request that request nothing now, ``firsts`` in number.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for resource in RESOURCES:
+        known = [
+            (line["tasks"], line[resource]) for line in lines
+            if line[resource]["request"] is not None and line[resource]["recommended"] is not None
+        ]  # fmt: skip
+        first = [
+            line["tasks"] * line[resource]["recommended"] for line in lines
+            if line[resource]["request"] is None and line[resource]["recommended"] is not None
+        ]  # fmt: skip
+        requested = sum(n * one["request"] for n, one in known)
+        reclaimable = sum(n * one["reclaimable"] for n, one in known)
+        found[resource] = {
+            "requested": requested, "reclaimable": reclaimable,
+            "share": reclaimable / requested if requested else None,
+            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
+            "raises": sum(one["reclaimable"] < 0 for _, one in known),
+            "first": sum(first), "firsts": len(first),
+        }  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True)
+class _Facts:
     """Facts of the workloads that are recommended for: tasks that run, ends out of memory, spread, largest peak.
 
     A list of ``n`` and arrays of shape (n,) and (n, n_resources).
@@ -30,7 +129,7 @@ class Facts:
     largest: Floats
 
     @classmethod
-    def of(cls, rows: TaskRows, decisions: Decisions, now: Integers) -> Facts:
+    def of(cls, rows: TaskRows, decisions: Decisions, now: Integers) -> _Facts:
         """Find the tasks that run, compare the peaks of those of the last day, count all ends out of memory."""
         end_us = int(decisions.time_us[now].max(initial=0))
         last_us = np.full(len(rows.ids), -1, np.int64)
@@ -63,7 +162,16 @@ class Facts:
         )  # fmt: skip
 
 
-def amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, float | None]:
+def _pods(dataset: Dataset, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:
+    """Return the names of the tasks of each workload."""
+    every = np.concatenate([np.zeros(0, np.int64), *tasks])
+    workload = rows.workload[np.searchsorted(rows.task, every)]
+    keys = zip(rows.ids[workload].tolist(), rows.index[every].tolist(), strict=True)
+    found = iter(names.pods_of(dataset, list(keys)))
+    return [[next(found) for _ in of] for of in tasks]
+
+
+def _amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, float | None]:
     """Return the request that is set now and the recommended one of a decision, and their difference."""
     request, limit, wanted = decisions.request[k, r], decisions.enforced[k, r], chosen[k, r]
     change = wanted / request - 1 if request > 0 else np.nan
@@ -73,34 +181,7 @@ def amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, f
     }  # fmt: skip
 
 
-def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
-
-    ``first`` is what the workloads would request that request nothing now, ``firsts`` in number.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for resource in RESOURCES:
-        known = [
-            (line["tasks"], line[resource]) for line in lines
-            if line[resource]["request"] is not None and line[resource]["recommended"] is not None
-        ]  # fmt: skip
-        first = [
-            line["tasks"] * line[resource]["recommended"] for line in lines
-            if line[resource]["request"] is None and line[resource]["recommended"] is not None
-        ]  # fmt: skip
-        requested = sum(n * one["request"] for n, one in known)
-        reclaimable = sum(n * one["reclaimable"] for n, one in known)
-        found[resource] = {
-            "requested": requested, "reclaimable": reclaimable,
-            "share": reclaimable / requested if requested else None,
-            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
-            "raises": sum(one["reclaimable"] < 0 for _, one in known),
-            "first": sum(first), "firsts": len(first),
-        }  # fmt: skip
-    return found
-
-
-def in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, policy: Policy) -> str:
+def _in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, policy: Policy) -> str:
     """Return the rule that made a request as a sentence."""
     if winner.kind == LEARNED:
         basis = f"{winner.name} over {config.horizon_s / 3600:.0f} h, the largest of the tasks' quantiles"

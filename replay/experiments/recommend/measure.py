@@ -16,10 +16,9 @@ from reclaim.replay.experiments.recommend import formats, names
 from reclaim.replay.experiments.recommend.answers import Contender, ask_all, settings_in_words
 from reclaim.replay.experiments.recommend.decisions import NOW, Decisions, lay_out
 from reclaim.replay.experiments.recommend.definitions import PRESENT, definitions
-from reclaim.replay.experiments.recommend.lines import Facts, amounts, in_words, totals
+from reclaim.replay.experiments.recommend.lines import Recommended, lines_of, totals
 from reclaim.replay.experiments.recommend.page import COLUMNS, page, runs, summary_table
-from reclaim.replay.experiments.recommend.picture import Pictures
-from reclaim.replay.experiments.recommend.policy import NONE, RULES, UNKNOWN, RecommendConfig, held_back
+from reclaim.replay.experiments.recommend.policy import NONE, UNKNOWN, RecommendConfig, held_back
 from reclaim.replay.experiments.recommend.score import (
     Judged,
     of_each_workload,
@@ -29,7 +28,6 @@ from reclaim.replay.experiments.recommend.score import (
 )
 from reclaim.replay.experiments.recommend.series import (
     Floats,
-    Integers,
     TaskRows,
     largest_task,
     read_rows,
@@ -63,59 +61,33 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     withheld = autoscaled.reshape(-1, len(RESOURCES))[decisions.workload]
     contenders = ask_all(source, config, config.margins, rows, series, decisions, withheld)
     set_by = {one.name: policy.requests(one.answer, decisions, withheld) for one in contenders}
-    judged = {
-        period: Judged.of(rows, decisions, period, begins).without(withheld)
+    valid, test = (
+        Judged.of(rows, decisions, period, begins).without(withheld)
         for period, begins in zip((VALID, TEST), cuts_us, strict=True)
-    }
-    on_valid = {name: judged[VALID].by_workload(request) for name, (request, _) in set_by.items()}
+    )
+    on_valid, tested = (
+        {name: judged.by_workload(request) for name, (request, _) in set_by.items()} for judged in (valid, test)
+    )
     winners = _winners(contenders)
     bootstrap = Bootstrap.of(config)
-    chosen = np.stack([set_by[one.name][0][:, r] for r, one in enumerate(winners)], axis=1)
-    rule = np.stack([set_by[one.name][1][:, r] for r, one in enumerate(winners)], axis=1)
-    tested = {name: judged[TEST].by_workload(request) for name, (request, _) in set_by.items()}
-    kept = set_once(chosen, np.isin(rule, (UNKNOWN, NONE)), decisions)
-    most = judged[TEST].most(len(decisions))
+    chosen, rule = (
+        np.stack([of[:, r] for r, of in enumerate(by_winner)], axis=1)
+        for by_winner in zip(*(set_by[one.name] for one in winners), strict=True)
+    )
     others = {
-        "recommendation": judged[TEST].by_workload(chosen),
-        "set once": judged[TEST].by_workload(kept),
-        PRESENT: judged[TEST].sums(judged[TEST].request, judged[TEST].workload, judged[TEST].n_workloads),
-        ORACLE: judged[TEST].by_workload(most),
+        "recommendation": test.by_workload(chosen),
+        "set once": test.by_workload(set_once(chosen, np.isin(rule, (UNKNOWN, NONE)), decisions)),
+        PRESENT: test.as_requested(),
+        ORACLE: test.by_workload(test.most(len(decisions))),
     }
     every = Judged.of(rows, decisions, TEST, cuts_us[1])
     of_workloads = of_each_workload(every, chosen, bootstrap)
-    as_requested, _ = shares(every.sums(every.request, every.workload, every.n_workloads))
+    as_requested, _ = shares(every.as_requested())
     now = decisions.of(NOW)
     over = _far_over(of_workloads, config)[decisions.workload[now]]
     chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], over)
-    shown = [workloads[decisions.workload[k]] for k in now]
-    if config.anonymise:
-        shown = names.anonymous(shown)
-    pictures = Pictures.draw(rows, series, decisions, chosen)
-    facts = Facts.of(rows, decisions, now)
-    pods = [[] for _ in now] if config.anonymise else _pods(source, rows, facts.tasks)
-    lines = [
-        {
-            "cluster": one.cluster, "namespace": one.namespace, "kind": one.kind, "name": one.name,
-            "container": one.container, "sidecar": one.sidecar,
-            "collection_id": None if config.anonymise else int(rows.ids[decisions.workload[k]]),
-            "autoscaler": one.autoscaler, "tasks": len(facts.tasks[i]), "pods": pods[i],
-            "oom_kills": int(facts.kills[i]),
-            **{
-                resource: {
-                    **amounts(decisions, chosen, k, r),
-                    "rule": RULES[rule[k, r]],
-                    "words": in_words(winners[r], r, RULES[rule[k, r]], config, policy),
-                    "violation": of_workloads[decisions.workload[k]][resource],
-                    "as_requested": number(as_requested[decisions.workload[k], r]),
-                    "spread": number(facts.spread[i, r]),
-                    "largest_task": number(facts.largest[i, r]),
-                    "picture": pictures.of(int(decisions.workload[k]), r),
-                }
-                for r, resource in enumerate(RESOURCES)
-            },
-        }
-        for i, (k, one) in enumerate(zip(now, shown, strict=True))
-    ]  # fmt: skip
+    made = Recommended(policy, winners, chosen, rule, of_workloads, as_requested)
+    lines = lines_of(source.dataset, config, rows, series, decisions, workloads, made)
     paired = Paired(tested, bootstrap)
     results = {
         "dataset": _period_facts(rows, decisions, cuts_us),
@@ -149,15 +121,6 @@ def _far_over(of_workloads: Sequence[Mapping[str, Any]], config: RecommendConfig
         least = [rate["low"] if rate["days"] >= _TELLING else rate["value"] for rate in rates]
         found.append(np.array(least, np.float64) > config.most_over * budget)
     return np.stack(found, axis=1)
-
-
-def _pods(source: Source, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:
-    """Return the names of the tasks of each workload."""
-    every = np.concatenate([np.zeros(0, np.int64), *tasks])
-    workload = rows.workload[np.searchsorted(rows.task, every)]
-    keys = zip(rows.ids[workload].tolist(), rows.index[every].tolist(), strict=True)
-    found = iter(names.pods_of(source.dataset, list(keys)))
-    return [[next(found) for _ in of] for of in tasks]
 
 
 def _winners(contenders: Sequence[Contender]) -> list[Contender]:

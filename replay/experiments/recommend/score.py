@@ -88,6 +88,10 @@ class Judged:
         """Return the sums of each workload under the requests of all decisions, shape (n_decisions, n_resources)."""
         return self.sums(requests[self.held], self.workload, self.n_workloads)
 
+    def as_requested(self) -> Floats:
+        """Return the sums of each workload under what its windows had requested."""
+        return self.sums(self.request, self.workload, self.n_workloads)
+
     def most(self, n_decisions: int) -> Floats:
         """Return the largest need while each request held, what the oracle requests; (n_decisions, n_resources)."""
         out = np.full((n_decisions, len(RESOURCES)), np.nan)
