@@ -58,8 +58,8 @@ SERVICE_LIFE_DAYS = np.array([2.0, 2.0, 3.0, 8.0, 20.0])
 FAILURES_PER_DAY = np.array([0.10, 0.06, 0.05, 0.02, 0.01])  # of a service task, without memory pressure
 UPDATES_PER_DAY = 0.25  # limit changes of a service collection
 
-# Ways in which the memory of a collection behaves. Only LEAK, SUDDEN and UNDERSIZED pass the limit; PLATEAU and NEAR_MISS look
-# like them and do not.
+# Ways in which the memory of a collection behaves. Only LEAK, SUDDEN and UNDERSIZED pass the limit; PLATEAU and
+# NEAR_MISS look like them and do not.
 NORMAL, LEAK, PLATEAU, SUDDEN, NEAR_MISS, UNDERSIZED = range(6)
 SERVICE_MODES = (0.83, 0.04, 0.06, 0.02, 0.05, 0.00)
 BATCH_MODES = (0.907, 0.008, 0.030, 0.008, 0.035, 0.012)
