@@ -56,6 +56,15 @@ def test_within_a_priority_users_take_turns_so_that_one_large_collection_does_no
     assert placed(outcome) == [0, 6, 8, 9, 4, 5, 7, 3]
 
 
+def test_a_users_turn_within_a_priority_is_not_used_up_by_one_of_a_higher_priority() -> None:
+    one = long(0.4, rank=1)
+    outcome = run(
+        task(0.8, 2, rank=5), long(0.5, rank=2, at=0.1), replace(one, at=0.2), replace(one, at=0.3, user=1),
+        replace(one, at=0.4, user=1), slots=4,
+    )  # fmt: skip
+    assert placed(outcome) == [0, 2, 2, -1, -1]
+
+
 def test_a_collection_that_starts_after_another_waits_for_the_last_of_its_runs() -> None:
     first = task(0.6, 1, rank=1, collection=1)
     cell = (
