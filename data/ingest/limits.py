@@ -16,7 +16,7 @@ from reclaim.data.ingest.readers.staging import NULL
 
 POLICY: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
 """Joined columns, besides the start of the current run."""
-_SCHEDULE, _AFTER_TRACE_US = s.EventType.SCHEDULE, s.AFTER_TRACE_US  # compiled code reads no attributes of a class
+_SCHEDULE: Final = s.EventType.SCHEDULE  # compiled code reads no attributes of a class
 
 
 def policy_of(
@@ -104,11 +104,8 @@ def _as_of(
             last = first
             while last < events and task[last] == collection[w] and task_index[last] == index[w]:
                 last += 1
-        high = last
-        while high > first and time[high - 1] == _AFTER_TRACE_US:
-            high -= 1
-        at_start = _first_from(time, first, high, start[w] + 1) - 1
-        at_end = _first_from(time, first, high, end[w]) - 1
+        at_start = _first_from(time, first, last, start[w] + 1) - 1  # a time after the trace is above all others
+        at_end = _first_from(time, first, last, end[w]) - 1
         if at_end >= first:
             scheduled[w] = run[at_end]
         for k in range(width):

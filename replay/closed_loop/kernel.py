@@ -117,7 +117,6 @@ def _stop(i: int, cause: int, loop: Any, now_us: int) -> None:
         run.cursor = run.first
     run.lost_us += entry.lost_us
     run.carried = False
-    run.reason = NO_REASON
     run.kills[cause] += 1
     loop.tick.kills[cause] += 1
     _wait(i, loop.runs, loop.pending, now_us, now_us + 1)  # not in the same slot
@@ -383,7 +382,7 @@ def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> 
             for k in range(RANKS):
                 machine.up_to_rank[k, r] = 0.0
         machine.lowest = 2**31 - 1
-        busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
+        count = machine.count
         if together:
             foreseen.sums[m] = 0.0
         i = machine.head
@@ -395,7 +394,7 @@ def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> 
             machine.lowest = min(machine.lowest, runs[i].rank)
             _note_end(i, runs, due, until_us)
             i = runs[i].next
-        machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
+        machine.count = count
         if together:
             for r in range(2):
                 machine.reserved[r] = foresee(r, foreseen.sums[m], machine.use[r], foreseen)
@@ -530,7 +529,7 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
                     heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
             elif not _place(i, loop, time_us):
                 _wait(i, runs, loop.pending, time_us, time_us)
-            elif run.state == RUNNING and _end_us(run) <= until_us:
+            elif _end_us(run) <= until_us:
                 heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
 
 

@@ -340,7 +340,7 @@ def _submitted_us(events: pa.Table, windows: Windows) -> NDArray[np.int64]:
     scheduled = np.minimum(scheduled, windows.start_us)
     kinds = pa.array(_READY + s.EventType.ENDS, pa.int8())
     changed = events.filter(pc.is_in(events[s.EVENT_TYPE], kinds)).to_pandas()
-    changed = changed[(changed[s.TIME_US] > s.BEFORE_TRACE_US) & (changed[s.TIME_US] < s.AFTER_TRACE_US)]
+    changed = changed[changed[s.TIME_US] > s.BEFORE_TRACE_US]
     scheduled_runs = pd.DataFrame(
         {
             s.COLLECTION_ID: windows.collection_id,

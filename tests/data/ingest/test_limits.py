@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,15 @@ def test_an_event_at_a_windows_start_holds_in_it_and_one_at_its_end_does_not() -
     assert [row[s.CPU_LIMIT] for row in joined(events, [(task, 0, 300), (task, 300, 600), (task, 600, 900)])] == [
         0.1, 0.2, 0.3,
     ]  # fmt: skip
+
+
+def test_a_start_at_the_very_start_of_a_window_is_not_inside_it() -> None:
+    task = (7, 0)
+    begun, changed = Event(task, 300, 3, (0.1, 0.1, 200, 3, 2)), Event(task, 450, 10, (0.2, 0.2, 200, 3, 2))
+    (row,) = joined([begun, changed], [(task, 300, 600)])
+    assert (row[s.SCHEDULED_US], row[s.CPU_LIMIT]) == (300, 0.1)
+    (row,) = joined([replace(begun, time=301), changed], [(task, 300, 600)])
+    assert (row[s.SCHEDULED_US], row[s.CPU_LIMIT]) == (301, 0.2)
 
 
 def test_a_limit_of_zero_takes_away_the_limit_before_it_and_a_null_leaves_it() -> None:

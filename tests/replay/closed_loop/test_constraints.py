@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,28 @@ def test_machines_are_allowed_by_the_attributes_they_have_at_the_time(cell: Data
         assert allowed[NO_SET].all()
         assert allowed[east_and_fast].tolist() == of_east
         assert allowed[west].tolist() == [True, False, False]
+
+
+def test_a_value_that_is_unknown_is_the_empty_one_in_constraints_and_of_machines_and_all_of_a_set_must_hold() -> None:
+    asked = [(1, "zone", None, EQUAL), (2, "zone", "", EQUAL), (3, "gpu", None, PRESENT), (3, "zone", "", EQUAL)]
+    rows = [
+        dict(zip(s.CONSTRAINTS.names, (task, 0, 5, name, value, relation), strict=True))
+        for task, name, value, relation in asked
+    ]
+    had = [(7, "gpu", None), (8, "zone", "east"), (8, "gpu", "x")]
+    attributes = [
+        {s.TIME_US: 0, s.MACHINE_ID: m, s.ATTRIBUTE_NAME: name, s.ATTRIBUTE_VALUE: value, s.ATTRIBUTE_DELETED: False}
+        for m, name, value in had
+    ]
+    cell: Any = SimpleNamespace(
+        n_buckets=1, constraints=lambda _: pa.Table.from_pylist(rows, s.CONSTRAINTS),
+        table=lambda _: pa.Table.from_pylist(attributes, s.ATTRIBUTES),
+    )  # fmt: skip
+    constraints = Constraints.read(cell)
+    sets = constraints.set_of(np.array([1, 2, 3]), np.zeros(3, np.int64), 5)
+    allowed = constraints.allowed(np.array([7, 8, 9]), 5)[sets]
+    assert sets[0] == sets[1]
+    assert allowed.tolist() == [[True, False, True], [True, False, True], [True, False, False]]
 
 
 def test_the_last_bound_on_a_jobs_tasks_holds(cell: Dataset) -> None:

@@ -56,6 +56,15 @@ def test_within_a_priority_users_take_turns_so_that_one_large_collection_does_no
     assert placed(outcome) == [0, 6, 8, 9, 4, 5, 7, 3]
 
 
+def test_a_users_turn_within_a_priority_is_not_used_up_by_one_of_a_higher_priority() -> None:
+    one = long(0.4, rank=1)
+    outcome = run(
+        task(0.8, 2, rank=5), long(0.5, rank=2, at=0.1), replace(one, at=0.2), replace(one, at=0.3, user=1),
+        replace(one, at=0.4, user=1), slots=4,
+    )  # fmt: skip
+    assert placed(outcome) == [0, 2, 2, -1, -1]
+
+
 def test_a_collection_that_starts_after_another_waits_for_the_last_of_its_runs() -> None:
     first = task(0.6, 1, rank=1, collection=1)
     cell = (
@@ -93,6 +102,8 @@ def test_a_service_that_starts_after_another_collection_misses_what_it_waited_an
     assert placed(late) == [0, -1, 3]
     assert states(late) == [DONE, DONE, DONE]
     assert late.runs["ran_us"].tolist() == [3 * SLOT_US, 0, 2 * SLOT_US]
+    assert late.runs["ended_us"].tolist() == [3 * SLOT_US, 3 * SLOT_US, 5 * SLOT_US]
+    assert late.runs["waited_us"].tolist() == [0, 0, 0]  # not for a machine
 
 
 def test_one_that_waits_preempts_as_soon_as_that_makes_room_for_it() -> None:
@@ -100,6 +111,13 @@ def test_one_that_waits_preempts_as_soon_as_that_makes_room_for_it() -> None:
     # 0.5 + 0.8 do not fit beside rank 5, whatever becomes of rank 0; from tick 2 on 0.8 fits in place of it
     assert placed(outcome) == [0, 0, 2]
     assert killed(outcome) == [(1, "preempted")]
+
+
+@pytest.mark.parametrize("how", [{}, {"per_machine": 1}, {"band": PRODUCTION}, {"band": MONITORING}])
+def test_what_was_placed_in_this_slot_gives_way_in_it(how: dict[str, Any]) -> None:
+    outcome = run(long(0.9, at=0.25), long(0.9, at=0.5, rank=1, collection=1, **how), slots=3)
+    assert placed(outcome) == [0.25, 0.5]
+    assert killed(outcome) == [(0, "preempted")]
 
 
 def test_one_that_failed_under_its_constraints_does_not_keep_one_of_others_from_being_tried() -> None:
@@ -142,6 +160,33 @@ def test_one_that_asks_for_less_than_one_that_failed_is_tried() -> None:
     )  # fmt: skip
     # from tick 2 on there are 0.9 of CPU on one machine and 0.9 of memory on the other
     assert placed(outcome) == [0, 0, 0, -1, 2]
+
+
+def test_one_that_asks_for_less_now_than_at_first_is_tried_though_one_that_asks_for_less_than_that_failed() -> None:
+    falls = [(0.5, 0.5)] * 2 + [(0.1, 0.1)] * 2
+    outcome = run(
+        long(0.8, band=PRODUCTION, rank=5), long(0.05), long(0.3, band=PRODUCTION, rank=4, at=0.5),
+        Task(QUIET, falls, band=PRODUCTION, rank=3, at=0.5), slots=4,
+    )  # fmt: skip
+    assert placed(outcome) == [0, 0, -1, 3]  # its third window begins at 2.5
+
+
+def test_one_that_asks_for_more_now_than_at_first_does_not_keep_one_that_asks_for_less_from_being_tried() -> None:
+    rises = [(0.1, 0.1)] + [(0.5, 0.5)] * 3
+    outcome = run(
+        long(0.7, band=PRODUCTION, rank=5), task(0.3, 2, band=PRODUCTION, rank=5),
+        Task(QUIET, rises, band=PRODUCTION, rank=4, at=0.5), long(0.2, band=PRODUCTION, rank=3, at=0.6), slots=4,
+    )  # fmt: skip
+    assert placed(outcome) == [0, 0, -1, 2]  # of the 0.3 that are free from 2 on
+
+
+def test_room_that_a_preemption_makes_is_used_at_the_same_tick() -> None:
+    outcome = run(
+        long(0.9, rank=2), task(0.05, 1, collection=1), long(0.4, rank=1, at=0.2),
+        long(0.5, rank=5, at=0.4, collection=2), slots=3, predecessors=[(2, 1)],
+    )  # fmt: skip
+    assert killed(outcome) == [(0, "preempted")]
+    assert placed(outcome) == [0, 0, 1, 1]
 
 
 def test_nothing_is_preempted_on_a_machine_that_the_constraints_do_not_allow() -> None:
@@ -212,5 +257,6 @@ def test_when_a_service_has_waited_until_its_time_had_passed_the_task_s_next_run
     )  # fmt: skip
     # from 0.5 to 2.5 it waits in vain; that is seen at tick 3; from 4 on there is room for the next one, until 5
     assert placed(outcome) == [0, -1, 4]
+    assert outcome.runs["ready_us"].tolist() == [0, 0.5 * SLOT_US, 3 * SLOT_US]
     assert outcome.runs["ended_us"].tolist() == [4 * SLOT_US, 2.5 * SLOT_US, 5 * SLOT_US]
     assert outcome.runs["waited_us"].tolist() == [0, 2 * SLOT_US, SLOT_US]

@@ -178,6 +178,12 @@ def test_a_task_above_its_own_limit_dies_first_whatever_its_priority() -> None:
         slots=2,
     )
     assert killed(outcome) == [(0, "own_limit")]
+    lower = run(
+        Task(burst, (0.5, 0.5), band=PRODUCTION, rank=1, carried=True),
+        Task(quiet, (0.5, 0.5), rank=9, carried=True),
+        slots=2,
+    )
+    assert killed(lower) == [(0, "own_limit")]  # not production is killed before production, but only within its limit
 
 
 def test_a_task_above_its_reservation_takes_the_room_that_it_uses_at_once() -> None:
@@ -189,6 +195,12 @@ def test_a_task_above_its_reservation_takes_the_room_that_it_uses_at_once() -> N
     )
     assert outcome.ticks["reserved"][:2].tolist() == [pytest.approx([0.1, 0.1]), pytest.approx([0.6, 0.6])]
     assert outcome.runs["first_placed_us"].tolist() == [0, 2 * SLOT_US]
+
+
+def test_memory_runs_out_at_the_moment_a_task_is_placed_that_uses_too_much() -> None:
+    outcome = run(Task([(0.1, 0.45)] * 4), Task([(0.1, 0.7)] * 4, at=0.5), slots=1)
+    assert killed(outcome) == [(1, "own_limit")]
+    assert outcome.kills["at_us"].tolist() == [SLOT_US // 2]
 
 
 def test_a_task_above_its_own_limit_lives_while_there_is_memory() -> None:
@@ -332,6 +344,14 @@ def test_a_machine_that_goes_takes_its_work_along_and_one_that_comes_is_used() -
     assert killed(outcome) == [(0, "machine_gone")]
     assert outcome.runs["ended_us"].tolist() == [8 * SLOT_US]
     assert outcome.ticks["capacity"][:5, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def test_at_one_moment_runs_end_then_machines_change_then_runs_arrive() -> None:
+    on = machines((1.0, 1.0), (1.0, 1.0), changes=[(1, 1, False), (2.5, 0, False), (2.5, 1, True)])
+    one = Task([(0.1, 0.1)] * 2, (0.9, 0.9), at=0.5)
+    outcome = run(Task(QUIET[:1], (0.9, 0.9)), one, replace(one, at=2.5), on=on, slots=6)
+    assert killed(outcome) == []
+    assert (outcome.runs["ended_us"] / SLOT_US).tolist() == [1, 2.5, 4.5]
 
 
 def test_a_machine_that_is_closed_keeps_its_work_and_takes_none() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from reclaim.data import schema as s
@@ -16,16 +17,18 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import MACHINES, EventType
-from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, demand
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, demand
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
+from reclaim.replay.closed_loop import workload as workload_module
 from reclaim.replay.closed_loop.records import MONITORING, NON_PRODUCTION, PRODUCTION
 from reclaim.replay.closed_loop.simulate import simulate
 from reclaim.replay.closed_loop.workload import CellMachines, machines_of, workload_of
 from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.fold import fold_dataset
 from reclaim.replay.open_loop.period import Period, lay_out_period
+from tests.replay.small_cells import QUIET, SLOT_US, Change, Task, machines, workload
 
 BATCH, SERVICE, ALLOC, INNER = "11", "22", "33", "44"
 
@@ -147,6 +150,43 @@ def test_a_tape_plays_what_the_task_used_and_was_granted(source: Source) -> None
     assert second["first_limit"].tolist() == [0.3, 0.5]
     windows = period.history.windows
     assert (windows.collection_id[made.row[second["first"] : second["stop"]]] == int(BATCH)).all()
+
+
+def test_what_is_unknown_of_a_run_is_taken_from_what_is_known_of_it(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    period = period_of(source)
+    windows = period.history.windows
+    of_second = np.flatnonzero((windows.collection_id == int(BATCH)) & (windows.start_us >= at(64) * 1_000_000))
+    usage, limit, of_class = windows.usage.copy(), windows.limit.copy(), windows.scheduling_class.copy()
+    usage[of_second[3:5], MEMORY_MAX] = np.nan
+    usage[of_second[4], MEMORY_MEAN] = np.nan
+    limit[of_second[5], 0] = 0.4  # of CPU alone
+    of_class[windows.collection_id != int(ALLOC)] = s.UNKNOWN_ID
+    seen = replace(windows, usage=usage, limit=limit, scheduling_class=of_class)
+    monkeypatch.setattr(workload_module, "priorities", lambda _, rows: np.full(len(rows), np.nan))
+    made = workload_of(
+        source, replace(period, history=replace(period.history, windows=seen)), machines_in(source, period)
+    )
+    assert made.tape["use"][made.runs["first"][3] :][2:5, 1].tolist() == [0.25, 0.2, 0.0]  # the largest, the mean, none
+    assert made.runs["varies"].tolist() == [False, False, False, True]
+    assert made.runs["latency"].tolist() == [True, True, False, False]  # services are, unless their class says no
+    assert made.runs["rank"].tolist() == [1, 2, 0, 0]  # of their tiers
+
+
+def test_a_run_without_a_submission_since_the_end_before_it_comes_when_it_was_scheduled(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Dataset.events
+
+    def without_one(dataset: Dataset, *asked: Any) -> pa.Table:
+        table = recorded(dataset, *asked)
+        return table.filter(pc.not_equal(table[s.TIME_US], at(61) * 1_000_000))
+
+    monkeypatch.setattr(Dataset, "events", without_one)
+    period = period_of(source)
+    made = workload_of(source, period, machines_in(source, period))
+    assert made.runs["arrival_us"][2:].tolist() == [at(39) * 1_000_000, at(64) * 1_000_000]
 
 
 def test_windows_of_a_run_from_before_begin_when_they_were_recorded_though_the_first_is_within_the_first_slot(
@@ -301,6 +341,41 @@ def test_a_grown_workload_has_clones_of_whole_collections_and_one_cut_down_has_f
         made.grown(0.0, seed=1)
     with pytest.raises(ConfigError, match=r"growth=0\.1 leaves none of 3 collections"):
         made.grown(0.1, seed=1)
+
+
+def test_a_cell_several_times_over_has_its_runs_and_machines_as_often_and_none_of_another_copy() -> None:
+    masks = np.array([[True, True], [False, True]])
+    made, _ = workload(
+        Task(QUIET), Task(QUIET, at=1, after=0, mask=1, collection=1), masks=masks, machines=2, predecessors=[(1, 0)]
+    )
+    twice = made.tiled(2)
+    assert (twice.runs["arrival_us"] // SLOT_US).tolist() == [0, 0, 1, 1]
+    assert twice.runs["collection"].tolist() == [0, 2, 1, 3]
+    assert (twice.runs["after"].tolist(), twice.runs["then"].tolist()) == ([-1, -1, 0, 1], [2, 3, -1, -1])
+    assert twice.masks.tolist() == [[True] * 4, [False, True, False, True]]
+    assert twice.predecessors.tolist() == [[1, 0], [3, 2]]
+    on = machines((1.0, 1.0), (2.0, 2.0), changes=[Change(1, 1), Change(2, 0)]).tiled(2)
+    assert on.state["capacity"][:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert (on.changes["at_us"] // SLOT_US).tolist() == [1, 1, 2, 2]
+    assert on.changes["machine"].tolist() == [1, 3, 0, 2]
+
+
+def test_runs_that_arrive_together_come_by_priority_and_then_the_largest_first() -> None:
+    of = [(0, 0.5), (1, 0.2), (1, 0.4)]
+    made, _ = workload(*(Task(QUIET, (limit, limit), rank=rank) for rank, limit in of))
+    ordered = made.in_order().runs
+    assert [(int(run["rank"]), float(run["first_limit"][0])) for run in ordered] == [(1, 0.4), (1, 0.2), (0, 0.5)]
+
+
+def test_what_a_drawn_part_of_a_workload_waits_for_is_in_it_or_need_not_end() -> None:
+    made, _ = workload(*(Task(QUIET, collection=c) for c in range(3)), predecessors=[(1, 0), (2, 1)])
+    for seed in range(6):
+        for growth in (2 / 3, 5 / 3):  # of the three, and of them and two clones
+            part = made.grown(growth, seed)
+            there = part.runs["collection"].tolist()
+            assert len(there) == round(3 * growth)
+            pairs = [(1 + k, k) for k in (0, 1, 3, 4)]
+            assert part.predecessors.tolist() == [[a, b] for a, b in pairs if a in there and b in there]
 
 
 def test_a_part_of_the_machines_is_a_part_of_every_larger_part() -> None:

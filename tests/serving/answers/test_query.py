@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from reclaim.data.windows import Cell
 from reclaim.features.groups import TIER_LABELS
-from reclaim.serving.answers.query import margins_of
+from reclaim.serving.answers.query import Page, margins_of, page_of
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.models.scorer import Scorer, violations_of
@@ -25,6 +27,46 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 def url(make_app: Any, at_url: Any) -> Iterator[str]:
     with make_app() as (app, _), at_url(app) as url:
         yield url
+
+
+def pages(tracker: Any, **asked: Any) -> list[Page]:
+    """Return the pages that a caller gets who asks for the next one until there is none, and gives up after nine."""
+    found = [page_of(CellQuery(**asked), tracker, None, whole=False)]
+    while (after := found[-1].following) is not None and len(found) < 9:
+        found.append(page_of(CellQuery(**asked, after=after), tracker, None, whole=False))
+    return found
+
+
+def test_pages_have_every_task_of_a_cell_once_and_none_is_empty() -> None:
+    names = [[1, 0], [1, 1], [2, 0], [2, 7], [3, 0], [3, 1]]
+    cell: Any = SimpleNamespace(names=lambda *_: np.array(names))
+    for size in range(1, 8):
+        keys = [page.key.tolist() for page in pages(cell, page_size=size) if page.key is not None]
+        assert keys == [names[k : k + size] for k in range(0, 6, size)]
+    # a task that has ended since is no reason to pass over another one
+    asked = page_of(CellQuery(after="2:3"), cell, None, whole=False)
+    assert asked.key is not None
+    assert asked.key.tolist() == names[3:]
+
+
+def test_pages_have_every_task_of_a_list_once_in_its_order_with_its_limit() -> None:
+    limit = {"cpu": 1.0, "memory": 2.0}
+    tasks = [{"collection_id": 3}, {"collection_id": 1, "limit": limit}, {"collection_id": 2, "instance_index": 4}]
+    names, limits = [[3, 0], [1, 0], [2, 4]], [[math.nan] * 2, [1.0, 2.0], [math.nan] * 2]
+    for size in range(1, 5):
+        found = pages(None, tasks=tasks, page_size=size)
+        assert [page.key.tolist() for page in found if page.key is not None] == [
+            names[k : k + size] for k in range(0, 3, size)
+        ]
+        assert all(page.key is not None and page.limit is not None for page in found)
+        np.testing.assert_array_equal(np.concatenate([page.limit for page in found if page.limit is not None]), limits)
+
+
+@pytest.mark.parametrize("after", ["1", "1:2:3", "1:-2", "1:x", "1:", f"1:{2**63}", "1:\u0663"])
+def test_a_start_of_a_page_that_no_answer_gave_is_refused(after: str) -> None:
+    empty: Any = SimpleNamespace(names=lambda *_: np.zeros((0, 2), np.int64))
+    with pytest.raises(RequestError, match="after: must be the `next` of an answer"):
+        page_of(CellQuery(after=after), empty, None, whole=False)
 
 
 @pytest.mark.parametrize(

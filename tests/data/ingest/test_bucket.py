@@ -1,0 +1,79 @@
+"""Making of one bucket: when an earlier run's tables are taken, and which of the rows of one window is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import bucket_name
+from reclaim.data.ingest.bucket import BucketJob, make_bucket, staged_schema, tasks_piece
+from reclaim.data.ingest.defects import CPU_ABOVE
+from reclaim.data.ingest.shard import LOCK, Shard, ShardJob, take_shard
+from reclaim.data.traces.series import load_mapping, series
+
+MAPPING = """task = "vm"
+time = "t"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "used"
+cpu_limit = "granted"
+"""
+LINES = ["1,0,0.5,2", "1,0,0.25,2", "1,300,0.75,", "1,600,4.5,2", "2,0,0.125,2"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> BucketJob:
+    """Return the job of a bucket, not of any shard yet, in a folder for unfinished work."""
+    (tmp_path / "m.toml").write_text(MAPPING)
+    (tmp_path / LOCK).touch()
+    source = series(load_mapping(str(tmp_path / "m.toml")), None)
+    return BucketJob(0, "made of nothing", (), source, staged_schema(source), str(tmp_path / "out"), str(tmp_path), 512)
+
+
+def of(job: BucketJob, *lines: str) -> BucketJob:
+    """Return the job of making the bucket of these lines."""
+    folder = Path(job.staging)
+    (folder / "a.csv").write_text("\n".join(["vm,t,used,granted", *lines]) + "\n")
+    table = next(table for table in job.source.tables if table.name == "usage")
+    shard = take_shard(ShardJob(table, job.staged, str(folder), "a.csv", str(folder / "shards"), 1, 1, 512, 0.0))
+    assert isinstance(shard, Shard)
+    return replace(job, identity=shard.sha256, shards=(shard,))
+
+
+def cpu(job: BucketJob) -> list[float]:
+    """Return the CPU of the windows that were made, in their order."""
+    used: list[float] = pq.read_table(Path(job.out) / "usage" / bucket_name(0))[s.CPU_MEAN].to_pylist()
+    return used
+
+
+def test_of_rows_of_one_window_the_same_is_kept_in_whatever_order_they_come(job: BucketJob) -> None:
+    made = of(job, *LINES)
+    counts = make_bucket(made)
+    assert (counts["usage"], counts["tasks"], counts["duplicate_windows"]) == (4, 2, 1)
+    assert (counts["windows_without_limit"], counts[CPU_ABOVE]) == (1, 1)
+    kept = cpu(made)
+    turned = of(job, *reversed(LINES))
+    assert make_bucket(turned) == counts
+    assert cpu(turned) == kept
+    task_by_task = replace(turned, identity="in ranges", rows_at_once=1)
+    assert make_bucket(task_by_task) == counts
+    assert cpu(task_by_task) == kept
+
+
+def test_a_bucket_is_made_again_of_other_rows_and_where_a_table_of_it_is_missing(job: BucketJob) -> None:
+    assert make_bucket(job)["usage"] == 0
+    made = of(job, *LINES)
+    assert make_bucket(made)["usage"] == 4
+    tables = [Path(job.out) / name / bucket_name(0) for name in s.BUCKETED] + [tasks_piece(job.staging, 0)]
+    for path in tables:
+        was = [table.stat().st_ino for table in tables]
+        assert make_bucket(made)["usage"] == 4
+        assert [table.stat().st_ino for table in tables] == was
+        path.unlink()
+        make_bucket(made)
+        assert path.is_file()
