@@ -133,6 +133,17 @@ def test_nothing_after_the_validation_period_changes_what_is_fitted(
     np.testing.assert_array_equal(cpu.sums, changed.sums)
 
 
+def test_what_is_held_out_knows_no_target_that_rests_on_anything_after_its_own_period(
+    source: Source, bundle: Bundle
+) -> None:
+    rows = source.features.valid_rows()
+    later = ~source.features.inside[rows]
+    of = np.moveaxis(valid_of(bundle, source).y, 2, 1)  # by horizon, then target
+    assert np.isfinite(np.moveaxis(source.features.y[rows], 2, 1)[later]).any()  # or this says nothing
+    assert np.isnan(of[later]).all()
+    assert np.isfinite(of[~later]).any()
+
+
 def test_machines_of_two_sources_are_all_there_in_the_unit_of_their_mean_limits(
     source: Source, bundle: Bundle, tmp_path: Path
 ) -> None:
