@@ -33,6 +33,7 @@ from reclaim.training.fitting.held_out import (
     builtin_calibration,
     held_out,
     less_reclaimed,
+    mean_limit_of,
     own_price_notes,
     sampled_test_rows,
     set_prices,
@@ -150,8 +151,8 @@ def run_training(
     ReclaimError
         There is no dataset or no features there; the message says which command makes them.
     ConfigError
-        The device of the settings is not here, a dataset is held out for tests or named twice, or the engine does not
-        fit this estimator.
+        The device of the settings is not here, a dataset is held out for tests or named twice, the engine does not fit
+        this estimator, or the settings have money and the mean limit that it is compared with is unknown.
     TraceError
         Workers of Ray were lost too often.
     HistoryTooShortError
@@ -171,6 +172,7 @@ def run_training(
         return _with_champion(replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True))
     if engine.name == "local":
         learner.check(config)
+    config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises before the fit what would be raised after it
     rows = _validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("" if learner.served else f"-{config.estimator}")
