@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
-from reclaim.data.windows import Windows
-from reclaim.features.bucket import Labels
+from reclaim.data.windows import Cell, Windows
+from reclaim.features.bucket import Folding, Labels
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import JOURNAL, FeatureSet
 from reclaim.features.registry import AT
 from reclaim.features.sample import SampleConfig, Shares
-from reclaim.features.splits import TRAIN, VALID, permitted
+from reclaim.features.splits import TRAIN, VALID, SplitConfig, in_period, permitted
 
+S = 1_000_000
 FEW = SampleConfig(train=2_000, valid=1_000, test=500)
 
 
@@ -69,6 +73,30 @@ def test_folded_rows_are_those_that_were_kept(
             assert np.array_equal(column, mine, equal_nan=column.dtype.kind == "f"), name
 
 
+def test_a_label_rests_on_the_time_a_row_was_known_and_on_when_all_within_its_horizon_was_measured(
+    history: Callable[..., Windows],
+) -> None:
+    windows = history([0.1, 0.2, 0.3, 0.4])  # they begin at 600 s
+    begin_us = windows.start_us[0].item()
+    windows.end_us[1] = begin_us + 3_000 * S  # begins within five minutes of the first, and ends long after
+    windows.end_us[2] = begin_us + 900 * S
+    cuts = (begin_us + 1_000 * S, begin_us + 5_000 * S)
+    dataset: Any = SimpleNamespace(
+        events=lambda *_: s.EVENTS.empty_table(), manifest={"counts": {"events": 1}, "extras": {}}
+    )
+    folding = Folding(dataset, SplitConfig(), Cell(), cuts, end_us=begin_us + 90_000 * S)
+    labels, ends = folding.labels(0, windows)
+    assert ends == 0
+    known_s = [300, 3_000, 3_000, 3_000]  # what comes late is known no earlier than what came before
+    assert ((labels.end_us - begin_us) // S).tolist() == known_s
+    assert labels.period.tolist() == [TRAIN, VALID, VALID, VALID]
+    # five minutes after the first end at 600 s, but a window that begins in them lasts beyond the training period
+    assert labels.inside[:, :2].tolist() == [[False, False], [True, False], [True, False], [True, False]]
+    assert np.isnan(labels.targets()[0][~labels.inside.any(axis=1)]).all()
+    dataset.manifest["counts"]["events"] = 0
+    assert np.isnan(folding.labels(0, windows)[0].oom).all()
+
+
 def test_rows_may_be_asked_for_in_any_order_and_twice(
     sampled: FeatureSet, kept: tuple[np.ndarray, Labels, np.ndarray]
 ) -> None:
@@ -88,6 +116,11 @@ def test_the_rows_that_are_kept_are_few_and_have_the_bits_of_all(
         mine = np.array(getattr(sampled, name))
         assert np.array_equal(mine, getattr(labels, name)[sampled.row], equal_nan=mine.dtype.kind == "f"), name
     assert sampled.mean_limit == tuple(mean_limit)
+    buckets = [sampled.bucket(number) for number in range(sampled.dataset.n_buckets)]
+    starts = [of.first + of.windows.task_starts()[of.windows.task_numbers()] for of in buckets]
+    assert np.array_equal(sampled.first, np.concatenate(starts)[sampled.row])
+    limit = labels.limit[in_period(VALID, labels.period, labels.group)].astype(np.float64)
+    assert mean_limit.tolist() == pytest.approx(np.where(limit > 0, limit, np.nan).mean(axis=0).tolist())
     assert len(sampled.test_rows()) < 1_500
 
 

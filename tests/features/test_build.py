@@ -8,25 +8,30 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import MANIFEST, Dataset
-from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.oom import oom_events
 from reclaim.data.windows import COLUMNS, Windows, concatenate, measured_by_mean
 from reclaim.features import bucket, build
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes, write_journal
+from reclaim.features.groups import AGES, TIER_LABELS
 from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.sample import SAMPLING, RowCounts, SampleConfig
 
 Maker = Callable[..., dict[str, Any]]
 
@@ -278,14 +283,49 @@ def test_a_limit_that_stands_for_none_and_cannot_be_kept_is_named(
         build_features(dataset)
 
 
-def test_a_monday_beyond_any_clock_is_refused() -> None:
+@pytest.mark.parametrize("monday_s", [10**14, -(10**14)])
+def test_a_monday_beyond_any_clock_is_refused(monday_s: int) -> None:
     with pytest.raises(ConfigError, match="monday_s is seconds on the trace's clock"):
-        FeatureConfig(monday_s=10**14)
+        FeatureConfig(monday_s=monday_s)
+    with pytest.raises(ConfigError, match="rows must be one of sample, all, got 'some'"):
+        FeatureConfig(rows="some")
 
 
-def test_another_label_makes_another_feature_set(synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_of_less_than_four_hours_or_without_windows_is_refused() -> None:
+    def span_of(*seen_s: tuple[int, int], n_windows: int = 9) -> tuple[int, int]:
+        first, last = ([time_s * 1_000_000 for time_s in times] for times in zip(*seen_s, strict=True))
+        table = pa.table({s.FIRST_SEEN_US: first, s.LAST_SEEN_US: last})
+        dataset: Any = SimpleNamespace(path=Path("d"), n_windows=n_windows, table=lambda *_: table)
+        return build._span_us(dataset)
+
+    assert span_of((900, 9_000), (600, 1_200), (7_000, 15_000)) == (600_000_000, 15_000_000_000)
+    with pytest.raises(HistoryTooShortError, match=r"spans 14399 s.* at least 14400 s"):
+        span_of((600, 14_999))
+    with pytest.raises(HistoryTooShortError, match="no usage windows"):
+        span_of((600, 90_000), n_windows=0)
+
+
+@pytest.mark.parametrize(("n", "counted"), [(100, False), (101, True)])
+def test_rows_are_counted_first_where_those_of_any_period_may_be_too_many(n: int, *, counted: bool) -> None:
+    def each(*_: object) -> Iterator[RowCounts]:
+        assert counted
+        yield RowCounts(np.zeros((len(TIER_LABELS), len(AGES)), np.int64), 400, 25)
+
+    folding: Any = SimpleNamespace(dataset=SimpleNamespace(n_buckets=1))
+    pool: Any = SimpleNamespace(each=each)
+    shares = build._shares(folding, SampleConfig(train=1_000, valid=100, test=5_000), pool, n)
+    assert (shares.valid, shares.test) == ((0.25, 1.0) if counted else (1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("oom_definition", lambda _: "another"), ("SAMPLING", SAMPLING + 1), ("TARGETS", ("cpu", "memory", "another"))],
+)
+def test_another_label_or_choice_of_rows_makes_another_feature_set(
+    name: str, other: object, synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = build_features(synthetic_cell)[0].fingerprint
-    monkeypatch.setattr(build, "oom_definition", lambda _: "another")
+    monkeypatch.setattr(build, name, other)
     built, there = build_features(synthetic_cell)
     assert not there
     assert built.fingerprint != before

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
-from reclaim.features.groups import age_key, known_seconds, tier_key
+from reclaim.features.groups import AGES, TIER_LABELS, age_key, known_seconds, tier_key
 from reclaim.features.sample import RowCounts, SampleConfig, Shares
 from reclaim.features.splits import IN_ALLOC, SEEN, TEST, TEST_UNSEEN, TRAIN, VALID
 from reclaim.features.targets import HORIZONS_S
@@ -56,6 +56,26 @@ def test_training_rows_are_about_as_many_as_asked_for_and_weigh_as_much_as_all(w
         assert len(np.unique(weight[mine])) == 1
 
 
+def test_training_rows_are_drawn_each_by_itself_and_not_by_task_nor_by_time(windows: Windows) -> None:
+    of = everywhere(TRAIN, len(windows))
+    rows, _ = Shares(np.full((len(TIER_LABELS), len(AGES)), 0.5), 1.0, 1.0).choose(windows, *of)
+    kept = np.isin(np.arange(len(windows)), rows)
+    for column in (windows.task_numbers(), windows.start_us):
+        _, of_one, count = np.unique(column, return_inverse=True, return_counts=True)
+        share = np.bincount(of_one, kept)[count >= 20] / count[count >= 20]
+        assert len(share) > 20
+        assert ((share > 0) & (share < 1)).all()
+
+
+def test_half_of_the_training_rows_go_to_all_tiers_and_ages_alike_and_half_by_how_many_more_each_has() -> None:
+    train = np.zeros((len(TIER_LABELS), len(AGES)), np.int64)
+    train[0, 0], train[1, 2] = 1_000, 100
+    share = Shares.within([RowCounts(train, 0, 0)], SampleConfig(train=220)).train
+    # 55 of each; of 110 more 945/990 and 45/990: 160 of 1,000 and 60 of 100
+    assert (share[0, 0], share[1, 2]) == (pytest.approx(0.16), pytest.approx(0.6))
+    assert (share[train == 0] == 1).all()
+
+
 def test_a_rare_tier_or_age_has_more_rows_than_its_share(windows: Windows) -> None:
     of, stratum = everywhere(TRAIN, len(windows)), age_key(known_seconds(windows))
     counts = RowCounts.of(windows, *of[:2])
@@ -66,7 +86,8 @@ def test_a_rare_tier_or_age_has_more_rows_than_its_share(windows: Windows) -> No
 
 def test_every_row_that_meets_an_end_out_of_memory_within_the_hour_is_kept_and_counts_once(windows: Windows) -> None:
     period, group, oom = everywhere(TRAIN, len(windows))
-    oom[::50, :2] = 1
+    oom[::100, 1] = 1
+    oom[50::100, 0], oom[50::100, 1] = 1, np.nan  # whether within the hour is unknown
     oom[7::50, 2] = 1  # within the day
     shares = Shares.within([RowCounts.of(windows, period, group)], SampleConfig(train=500))
     rows, weight = shares.choose(windows, period, group, oom)
@@ -96,6 +117,16 @@ def test_without_machines_and_in_the_test_whole_tasks_are_kept_or_left(period: i
     kept, task = np.isin(np.arange(len(windows)), rows), windows.task_numbers()
     assert 0 < len(rows) < len(windows)
     assert all(len(set(kept[task == k])) == 1 for k in range(task[-1] + 1))
+    assert any(len(set(kept[windows.collection_id == one])) == 2 for one in np.unique(windows.collection_id))
+
+
+def test_what_is_kept_of_the_validation_is_no_likelier_to_be_kept_of_the_test(windows: Windows) -> None:
+    machine, task = windows.machine_id.copy(), windows.task_numbers()
+    windows.machine_id[:] = UNKNOWN_ID  # both are drawn by task
+    half = Shares(np.ones((len(TIER_LABELS), len(AGES))), 0.5, 0.5)
+    valid, test = (set(task[half.choose(windows, *everywhere(one, len(task)))[0]]) for one in (VALID, TEST))
+    windows.machine_id[:] = machine
+    assert len(valid & test) / len(valid) == pytest.approx(0.5, abs=0.15)
 
 
 def test_rows_that_no_period_may_use_are_left_out_but_for_those_that_are_only_warned_of(windows: Windows) -> None:
@@ -103,6 +134,10 @@ def test_rows_that_no_period_may_use_are_left_out_but_for_those_that_are_only_wa
     group[::3], group[1::3] = TEST_UNSEEN, IN_ALLOC
     rows, _ = Shares.whole().choose(windows, period, group, oom)
     assert np.array_equal(rows, np.flatnonzero(group != TEST_UNSEEN))
+    assert RowCounts.of(windows, period, group).train.sum() == len(rows)
+    period[: len(rows) // 2] = VALID
+    counts = RowCounts.of(windows, period, group)
+    assert counts.train.sum() + counts.valid == len(rows)
 
 
 @settings(max_examples=25, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -96,6 +96,19 @@ def test_a_collection_falls_into_the_same_group_in_every_dataset_and_no_role_tra
         assert TEST_UNSEEN not in here.values()
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_all_tasks_of_a_collection_are_of_one_group_but_for_those_inside_an_alloc(role: str) -> None:
+    windows = empty_windows(40)
+    windows.collection_id[:], windows.instance_index[:] = np.divmod(np.arange(40), 2)
+    alone = groups(windows, SplitConfig(role=role))
+    assert np.array_equal(alone[::2], alone[1::2])
+    assert len(set(alone.tolist())) > 1
+    windows.in_alloc[::2] = True
+    group = groups(windows, SplitConfig(role=role))
+    assert (group[::2] == IN_ALLOC).all()
+    assert np.array_equal(group[1::2], alone[1::2])
+
+
 def test_groups_have_the_shares_asked_for() -> None:
     ids = list(range(1, 20_001))
     shares = {role: np.bincount(_groups(ids, SplitConfig(role=role)), minlength=4) / len(ids) for role in ROLES}
@@ -119,6 +132,9 @@ def test_the_number_drawn_for_an_id_is_that_of_splitmix64_so_groups_stay_what_th
     # the first outputs of its reference for the seeds 0 and 1, of which the upper 53 bits count
     first = [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]
     assert drawn(np.array([0, 1])).tolist() == [(x >> 11) / 2**53 for x in first]
+    pairs = drawn(*np.divmod(np.arange(400), 20))
+    assert len(set(pairs.tolist())) == 400  # each of several ids counts, and in which place it stands
+    assert pairs.mean() == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_target_is_known_when_all_it_rests_on_was_measured_by_the_end_of_its_own_period() -> None:
@@ -200,9 +216,24 @@ def test_what_becomes_of_the_rows_adds_up() -> None:
                 assert fates.get("positive", 0) <= fates["known"]
 
 
+def test_a_horizon_that_ends_with_the_trace_is_not_censored() -> None:
+    end_us = np.array([400, 401]) * S  # of a trace of 700 s
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        s.END_US: end_us, "inside": np.ones((2, 3), bool), "period": np.full(2, TRAIN, np.uint8),
+        "group": np.full(2, SEEN, np.uint8),
+        "y": np.full((2, len(TARGETS), 3), np.nan, np.float32), "oom": np.full((2, 3), np.nan, np.float32),
+    }  # fmt: skip
+    fates = SplitCounts.of(arrays, 700 * S).facts()["targets"]["train"]["cpu"]["300s"]
+    assert fates == {"known": 0, "gap": 0, "censored": 1, "unmeasured": 1}
+
+
 def test_shares_and_roles_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train_share must be between 0 and 1, got 1.5"):
         SplitConfig(train_share=1.5)
+    for name in ("train_share", "valid_share", "valid_unseen_share", "test_unseen_share"):
+        for end in (0.0, 1.0):
+            with pytest.raises(ConfigError, match=f"{name} must be between 0 and 1, got {end}"):
+                SplitConfig(**cast(Any, {name: end}))
     with pytest.raises(ConfigError, match="must leave time to test"):
         SplitConfig(train_share=0.7, valid_share=0.3)
     with pytest.raises(ConfigError, match="must leave collections to train on"):

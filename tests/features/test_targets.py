@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.oom import OOM_SHARE, oom_columns, oom_definition, oom_events
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
+from reclaim.features.registry import LARGEST
 from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
 
 History = Callable[..., Windows]
@@ -64,6 +65,35 @@ def test_the_end_of_the_trace_leaves_the_target_unknown_and_the_end_of_the_task_
     ended = of(windows, trace_end_us=last_us + 3600 * S).value[:, CPU]
     assert ended[0].tolist() == pytest.approx([0.2, 0.3, 0.3])
     assert np.isnan(ended[2]).all()  # nothing was left to cover
+
+
+def test_whether_a_task_runs_out_of_memory_is_unknown_where_the_trace_ends_first_and_nothing_came_before(
+    history: History,
+) -> None:
+    windows = history([0.1, 0.2, 0.3])
+    last_us = int(windows.end_us[-1])
+    running = of(windows, trace_end_us=last_us).oom
+    assert running[:2, FIVE_MINUTES].tolist() == [0.0, 0.0]  # that of the second ends as the trace does
+    assert np.isnan(running[2]).all()
+    assert np.isnan(running[:, HOUR:]).all()
+    failed = of(windows, trace_end_us=last_us, at=windows.end_us[1:2]).oom
+    assert failed[0, HOUR] == 1.0
+    assert np.isnan(failed[1:, HOUR]).all()
+    assert (of(windows, trace_end_us=last_us + 3600 * S).oom == 0.0).all()  # it ended otherwise
+
+
+def test_a_task_is_taken_to_run_on_that_was_last_seen_ten_minutes_before_the_end_of_the_trace(history: History) -> None:
+    windows = history([0.1, 0.2])
+    for after_s, known in ((600, False), (601, True)):
+        found = of(windows, trace_end_us=int(windows.end_us[-1]) + after_s * S)
+        assert np.isfinite(found.value[0, CPU, HOUR]) == known
+        assert np.isfinite(found.oom[0, HOUR]) == known
+        assert np.isfinite(found.value[0, CPU, FIVE_MINUTES])
+
+
+def test_a_measurement_far_beyond_the_limit_is_cut_off(history: History) -> None:
+    windows = history([0.1, 1e30], limit=1e-3)
+    assert of(windows).value[0, [MEMORY, PEAK], HOUR].max() == LARGEST
 
 
 def test_a_task_whose_last_window_lies_in_a_longer_one_has_not_ended(history: History) -> None:

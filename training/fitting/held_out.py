@@ -69,13 +69,6 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, rows: NDArray[np.int64]) -> HeldOut:
-        """Return the selected rows; ``rows`` (counts per source) is empty in the result."""
-        return replace(
-            self, windows=self.windows.take(rows), x=self.x[rows], forecast=self.forecast.take(rows), y=self.y[rows],
-            oom=self.oom[rows], keys=self.keys.take(rows), rows=[],
-        )  # fmt: skip
-
     def calibrated(self, calibration: ProbabilityCalibration) -> HeldOut:
         """Return the same rows with their OOM probability calibrated."""
         probability = calibration.apply(self.forecast.oom_probability)
@@ -125,8 +118,6 @@ def sampled_test_rows(sources: Sequence[Source], seed: int) -> list[NDArray[np.i
 
 def _of_whole_tasks(features: FeatureSet, seed: int) -> NDArray[np.int64]:
     rows = features.test_rows()
-    if len(rows) <= TEST_ROWS:
-        return rows
     _, task, count = np.unique(features.first[rows], return_inverse=True, return_counts=True)
     drawn = np.random.default_rng(seed).permutation(len(count))
     enough = int(np.searchsorted(np.cumsum(count[drawn]), TEST_ROWS)) + 1  # the one that passes it, too
@@ -135,12 +126,8 @@ def _of_whole_tasks(features: FeatureSet, seed: int) -> NDArray[np.int64]:
 
 def builtin_calibration(valid: HeldOut, config: TrainConfig) -> Calibration:
     """Return the prices of the built-in model for the same rows and budgets, and what it does at them."""
-    model = load_bundle(BUILTIN_FOLDER)
-    forecast = model.forecaster.predict(valid.x, config.horizon_s)
-    ladder = ladder_at(forecast, config.horizon_s, valid.windows.limit, valid.mean_limit)
-    return calibrate(
-        Priced(ladder), valid.windows, valid.target(config.horizon_s), config.budgets, by_tier=config.by_tier
-    )
+    forecast = load_bundle(BUILTIN_FOLDER).forecaster.predict(valid.x, config.horizon_s)
+    return set_prices(replace(valid, forecast=forecast), config)
 
 
 def less_reclaimed(calibration: Calibration, other: Calibration, budgets: Budgets) -> list[str]:

@@ -29,7 +29,7 @@ from reclaim.training.evaluation.importance import columns_alone, importance_fig
 from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure
 from reclaim.training.fitting.devices.on_ray import fit_on_ray
-from reclaim.training.fitting.held_out import own_price_notes
+from reclaim.training.fitting.held_out import mean_limit_of, own_price_notes
 from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.oom_fit import fit_oom
 from reclaim.training.fitting.sources import Source, open_sources, windows_of
@@ -148,8 +148,8 @@ def run_training(
     ReclaimError
         There is no dataset or no features there; the message says which command makes them.
     ConfigError
-        The device of the settings is not here, a dataset is held out for tests or named twice, or the engine does not
-        fit this estimator.
+        The device of the settings is not here, a dataset is held out for tests or named twice, the engine does not fit
+        this estimator, or the settings have money and the mean limit that it is compared with is unknown.
     TraceError
         Workers of Ray were lost too often.
     HistoryTooShortError
@@ -168,6 +168,7 @@ def run_training(
         return _with_champion(replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True))
     if engine.name == "local":
         learner.check(config)
+    config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises before the fit what would be raised after it
     rows = _validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     checkpoints = _checkpoints(sources, key)

@@ -119,6 +119,8 @@ def test_settings_that_it_does_not_have_are_refused(dataset: Path, config: Train
         ({"limit": 0.0}, "cpu: 4 have no limit; memory: 4 have no limit"),
         ({"inside": False}, "cpu: 4 rest on windows that end after the training period; memory: 4 rest"),
         ({"y": np.nan}, "cpu: 4 have nothing measured within 3600 s after them; memory: 4 have nothing"),
+        ({"y": np.nan, "end_us": 6 * 3_600_000_000}, "cpu: 4 have nothing measured within 3600 s after them; memory"),
+        ({"y": np.nan, "end_us": 6 * 3_600_000_000 + 1}, "cpu: 4 lie in the last horizon of the trace; memory: 4 lie"),
         ({"y": np.nan, "end_us": 7 * 3_600_000_000}, "cpu: 4 lie in the last horizon of the trace; memory: 4 lie"),
     ],
 )
@@ -129,6 +131,13 @@ def test_where_no_demand_is_known_the_reason_is_said(changes: dict[str, float], 
         train_rows=lambda: np.arange(4), manifest={"span_us": [0, 7 * 3_600_000_000]},
         **{name: np.full(shape, values[name]) for name, shape in shapes.items()},
     )  # fmt: skip
-    with pytest.raises(HistoryTooShortError, match="0 of 4 training rows have a known demand over 3600 s") as raised:
-        check_known(np.zeros((3, 3), bool), [cast(Source, SimpleNamespace(features=features))], 3_600)
-    assert reason in str(raised.value)
+    several = [cast(Source, SimpleNamespace(features=features))]
+    elsewhere = np.array([[True, False, True], [True, False, True], [True, True, True]])  # of peaks it is no demand
+    for known in (np.zeros((3, 3), bool), elsewhere):
+        with pytest.raises(
+            HistoryTooShortError, match="0 of 4 training rows have a known demand over 3600 s"
+        ) as raised:
+            check_known(known, several, 3_600)
+        assert reason in str(raised.value)
+    elsewhere[1, 1] = True
+    check_known(elsewhere, several, 3_600)  # of one resource is enough

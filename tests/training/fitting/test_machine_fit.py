@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,21 @@ def test_tasks_of_every_source_are_regrouped_where_there_are_snapshots_enough_to
     assert 2 * 4 * times < len(regrouped) <= 2 * (2 * MACHINES + MACHINES // 2 + 2 * MACHINES + 3) * times
     every = len(SIZES) * own.sums[:, T_LIMIT].sum()
     assert regrouped.sums[:, T_LIMIT].sum() == pytest.approx(every)  # each task is on one machine of each regrouping
+    for fewest, enough in ((len(own), True), (len(own) + 1, False)):  # those of all sources together
+        monkeypatch.setattr(machine_fit, "FEWEST", fewest)
+        assert (machine_rows(valid, 3_600)[1][0] is not None) is enough
+
+
+def test_snapshots_are_as_far_apart_as_windows_are_long(
+    source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    valid = valid_of(bundle, source)
+    (every, _), _ = machine_rows(valid, 3_600)
+    monkeypatch.setattr(machine_fit, "slot_s_of", lambda _: 600)  # as where a window lasts ten minutes
+    (second, _), _ = machine_rows(valid, 3_600)
+    assert every is not None
+    assert second is not None
+    assert len(second) == pytest.approx(len(every) / 2, abs=MACHINES)
 
 
 def test_regrouped_tasks_are_in_the_half_of_their_own_machine_though_some_machines_have_no_task(
@@ -108,14 +124,15 @@ def test_the_fit_is_given_what_is_regrouped_and_whether_tasks_are_placed_by_it(
     given: list[tuple[MachineRows, MachineRows | None, bool]] = []
 
     def spy(
-        rows: MachineRows, _: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool
+        rows: MachineRows, allowed: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool
     ) -> MachineCurve:
+        assert allowed == (0.002, 0.03)
         given.append((rows, regrouped, placed))
         return BOUND[0]
 
     monkeypatch.setattr(machine_fit, "FEWEST", 2)
     monkeypatch.setattr(machine_fit, "fit_curve", spy)
-    fit_machines(valid_of(bundle, source), (300, 3_600), Budgets(), 3_600)
+    fit_machines(valid_of(bundle, source), (300, 3_600), Budgets(baseline=0.002, aggressive=0.03), 3_600)
     (_, _, soon), (own, regrouped, placed) = given  # no limit of memory is known
     assert (soon, placed) == (False, True)
     assert regrouped is not None
@@ -133,16 +150,33 @@ def test_nothing_after_the_validation_period_changes_what_is_fitted(
     np.testing.assert_array_equal(cpu.sums, changed.sums)
 
 
+def test_what_is_held_out_knows_no_target_that_rests_on_anything_after_its_own_period(
+    source: Source, bundle: Bundle
+) -> None:
+    rows = source.features.valid_rows()
+    later = ~source.features.inside[rows]
+    of = np.moveaxis(valid_of(bundle, source).y, 2, 1)  # by horizon, then target
+    assert np.isfinite(np.moveaxis(source.features.y[rows], 2, 1)[later]).any()  # or this says nothing
+    assert np.isnan(of[later]).all()
+    assert np.isfinite(of[~later]).any()
+
+
 def test_machines_of_two_sources_are_all_there_in_the_unit_of_their_mean_limits(
     source: Source, bundle: Bundle, tmp_path: Path
 ) -> None:
-    both = machine_rows(valid_of(bundle, source, source_of(tmp_path / "raw", seed=2)), 3_600)[0][0]
-    alone = machine_rows(valid_of(bundle, source), 3_600)[0][0]
+    second, of_first = source_of(tmp_path / "raw", seed=2), valid_of(bundle, source)
+    both = machine_rows(valid_of(bundle, source, second), 3_600)[0][0]
+    alone, other = machine_rows(of_first, 3_600)[0][0], machine_rows(valid_of(bundle, second), 3_600)[0][0]
     assert both is not None
     assert alone is not None
+    assert other is not None
+    np.testing.assert_allclose(both.sums, np.concatenate([alone.sums, other.sums]))  # each of its own tasks
     assert set(both.machine.tolist()) == {0, 1, 2, 5, 6, 7}  # the second begins with an odd one
     assert both.mean_limit == 1.0
     np.testing.assert_allclose(both.peak[: len(alone)], alone.peak)  # here the mean limit is one
+    in_halves = machine_rows(replace(of_first, mean_limit=(2.0, np.nan)), 3_600)[0][0]
+    assert in_halves is not None
+    assert in_halves.mean_limit == 2.0
 
 
 def test_without_machines_the_bound_keeps_its_own_exponents_and_a_bundle_keeps_the_curves(

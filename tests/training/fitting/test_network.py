@@ -259,6 +259,131 @@ def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
     np.testing.assert_array_equal(fitted.forecaster.beyond, expected)
 
 
+def test_the_second_fit_is_of_the_newest_rows_as_old_as_the_best_of_the_first_and_hides_the_same_features(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows, newest, valid = (rows_of_noise(n, seed) for n, seed in ((300, 0), (400, 2), (100, 1)))
+    rows, newest, valid = (
+        replace(of, x=np.pad(of.x, ((0, 0), (0, FIRST_RELATED - of.x.shape[1])))) for of in (rows, newest, valid)
+    )
+    rows.oom[:, 1] = newest.oom[:, 2] = np.nan
+    monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])
+    monkeypatch.setattr(fit, "newest_rows", lambda *_: newest)
+    monkeypatch.setattr(fit, "_samples", lambda *_: (Samples.of_rows(rows), Samples.of_rows(valid)))
+    monkeypatch.setattr(fit, "check_known", lambda *_: None)
+    monkeypatch.setattr(fit, "hidden_features", lambda *_: [0])
+    fits: list[tuple[int, int | None, Any]] = []
+    real = fit.fit_network
+
+    def spied(train: Samples, *arguments: Any, **options: Any) -> FitResult:
+        result = real(train, *arguments, **options)
+        fits.append((len(train), options.get("epochs"), options["hidden"]))
+        return replace(result, best_epoch=1)
+
+    monkeypatch.setattr(fit, "fit_network", spied)
+    config = TrainConfig(fit=replace(CONFIG, epochs=3))
+    fitted = fit.NetworkLearner().fit([], config, tmp_path)
+    assert fits == [(300, None, [0]), (400, 2, [0])]
+    fit.NetworkLearner().objective([], config)(config, lambda *_: None)
+    assert fits[2] == (300, None, [0])
+    assert isinstance(fitted.refitted, NetworkForecaster)
+    assert fitted.refitted.heads.oom.tolist() == [True, False, False]
+    tempered = beyond_of([(newest.x, newest.y, None)])
+    assert tempered is not None
+    np.testing.assert_array_equal(fitted.refitted.beyond, tempered)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"learning_rate": 2e-2}, {"weight_decay": 0.5}, {"dropout": 0.3}, {"warmup_share": 0.5}, {"batch_size": 64},
+        {"oom_weight": 3.0}, {"width": 8}, {"depth": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_setting_of_the_fit_has_a_part_in_its_result(setting: dict[str, Any]) -> None:
+    config = replace(CONFIG, epochs=2, dropout=0.0, weight_decay=0.1)
+    losses = [
+        fit_network(rows_of_noise(200, 0), rows_of_noise(100, 1), of, seed=1).history[-1]["valid_loss"]
+        for of in (config, replace(config, **setting))
+    ]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("other", [{"seed": 4}, {"rows": 599}, {"dropout": 0.5}], ids=str)
+def test_a_checkpoint_of_another_seed_number_of_rows_or_setting_is_refused(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    def run(seed: int = 3, rows: int = 600, dropout: float = 0.1) -> None:
+        every, config = rows_of_noise(600, 0), replace(CONFIG, epochs=1, dropout=dropout)
+        train = Rows(every.x[:rows], every.y[:rows], every.oom[:rows])
+        fit_network(train, None, config, seed=seed, checkpoints=tmp_path)
+
+    run()
+    run()
+    with pytest.raises(ModelError, match="belongs to a run of other settings or data"):
+        run(**other)
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_a_loss_that_is_no_number_ends_the_fit_and_names_its_remedy(
+    part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    valid = rows_of_noise(100, 1) if part == "validation" else None
+    monkeypatch.setattr(fit, "_validate", lambda *_: float("nan"))
+    if valid is None:
+        monkeypatch.setattr(fit, "_epoch", lambda *_: {"train_loss": float("inf")})
+    with pytest.raises(ModelError, match=f"epoch 0: the {part} loss is .*; lower fit.learning_rate"):
+        fit_network(rows_of_noise(200, 0), valid, CONFIG, seed=1, checkpoints=tmp_path)
+    assert not list(tmp_path.iterdir())  # another run does not go on from it
+
+
+def test_an_epoch_takes_every_row_once_in_an_order_of_its_own_at_the_rate_of_the_whole_schedule() -> None:
+    train = Samples.of_rows(rows_of_noise(300, 0))
+    config = replace(CONFIG, epochs=4, warmup_share=0.25, learning_rate=0.5)
+    network = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(network.parameters(), 1.0)
+    data = fit._Data(train, None, config, Ranks())
+
+    def order_of(epoch: int, seed: int = 3) -> tuple[list[int], list[float]]:
+        rows, rates = list[int](), list[float]()
+
+        def step(positions: torch.Tensor) -> torch.Tensor:
+            rows.extend(positions.tolist())
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            return torch.tensor(2.0)
+
+        facts = fit._epoch(network, step, optimizer, data, epoch, seed)
+        assert facts["train_loss"] == 2.0
+        return rows, rates
+
+    orders = [order_of(epoch)[0] for epoch in (0, 1, 0)] + [order_of(0, seed=4)[0]]
+    assert all(sorted(order) == list(range(300)) for order in orders)
+    assert orders[0] == orders[2]  # as an epoch that is run again after a kill
+    assert orders[0] != orders[1]
+    assert orders[0] != orders[3]
+    # of 12 steps the first 3 climb from 0.04 of the highest rate, which the fourth has; then half a cosine over 9
+    rates = [rate for epoch in range(4) for rate in order_of(epoch)[1]]
+    climb = [0.5 * (0.04 + 0.96 * k / 3) for k in range(3)]
+    assert rates == pytest.approx([*climb, *(0.25 * (1 + np.cos(np.pi * k / 9)) for k in range(9))])
+
+
+def test_the_loss_of_out_of_memory_counts_by_its_weight_and_a_step_is_at_most_of_length_one() -> None:
+    rows = Samples.of_rows(rows_of_noise(100, 0))
+    network = fit_network(rows, None, replace(CONFIG, epochs=1), seed=3).network.eval()
+    none, one, many = (fit._Data(rows, None, replace(CONFIG, oom_weight=weight), Ranks()) for weight in (0.0, 1.0, 1e4))
+    batch = rows.take(torch.arange(100))
+    with torch.no_grad():
+        losses = [float(data.loss(network, batch, Ranks())) for data in (none, one)]
+        expected = float(oom_loss(network(batch.x)[1], batch.oom).mean())
+    assert losses[1] - losses[0] == pytest.approx(expected, rel=1e-4)
+    before = [of.detach().clone() for of in network.parameters()]
+    fit._step_of(network, torch.optim.SGD(network.parameters(), 1.0), many)(torch.arange(100))
+    steps = [(a - b).detach() for a, b in zip(before, network.parameters(), strict=True)]
+    moved = float(torch.cat([one.flatten() for one in steps]).norm())
+    assert moved == pytest.approx(1.0, rel=1e-3)
+
+
 def test_without_validation_rows_a_fit_ends_after_its_epochs_of_the_schedule_with_the_last_weights() -> None:
     train, config = rows_of_noise(1000, 0), replace(CONFIG, epochs=4, patience=4)
     short = fit_network(train, None, config, seed=3, epochs=2)

@@ -72,16 +72,40 @@ def test_a_row_counts_for_all_that_it_stands_for_by_how_near_it_is_to_an_end() -
     x, oom = np.zeros((6_000, FIRST_RELATED), np.float32), np.zeros((6_000, H), np.float32)
     oom[kind == 0, 1:], oom[kind == 1, 2] = 1, 1
     x[:, AT.memory_last] = np.where(kind == 2, 0.81, 0.79)
+    x[(kind == 1) & (np.arange(6_000) % 2 == 0), AT.memory_last] = 0.9  # half are near the limit, too
     x[kind == 3, AT.ooms], x[kind == 4, AT.collection_ooms] = 1, 1
     x[:, AT.memory_mean_2h] = kind  # to know them again
     of = source(x, oom)
-    of.features.stands_for = lambda rows: np.where(rows % 2, 3, 1).astype(np.float32)
+    of.features.stands_for = lambda rows: (1 + kind[rows]).astype(np.float32)
     (chosen,) = choose(of, np.arange(6_000), [1])
     chosen_kind = chosen.x[:, FREE]
     for k, over_share in enumerate((1, 4, 10, 10, 10, 50)):
-        assert set(chosen.weight[chosen_kind == k].tolist()) == {over_share, 3 * over_share}
+        assert set(chosen.weight[chosen_kind == k].tolist()) == {over_share * (1 + k)}
     for k, share in enumerate((1, 0.25, 0.1, 0.1, 0.1, 0.02)):
         assert (chosen_kind == k).sum() == pytest.approx(1_000 * share, rel=0.35)
+
+
+def test_rows_are_the_same_however_many_are_read_at_once_and_none_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = cell(3_000, rare=0.5)
+    (whole,) = choose(of, np.arange(3_000), [1])
+    monkeypatch.setattr(oom_fit, "_BLOCK", 700)
+    (pieces,) = choose(of, np.arange(3_000), [1])
+    none, _ = choose(of, np.arange(0), [1, 2])
+    for all_at_once, by_piece, no in zip(whole, pieces, none, strict=True):
+        np.testing.assert_array_equal(by_piece, all_at_once)
+        assert no.shape == (0, *all_at_once.shape[1:])
+
+
+def test_probabilities_are_those_of_all_rows_and_not_of_the_ones_that_were_kept() -> None:
+    of = cell(10_000, rare=0.02)
+    x, label = of.features.x, of.features.targets(slice(None))[1]  # itself, no copy
+    label[np.random.default_rng(1).random(10_000) < 0.5] = 0  # half of those near the limit meet no end
+    model = fit_oom([of], seed=0)
+    assert model is not None
+    # one of a hundred rows, and one of four of those that are kept
+    assert model.predict(x)[:, 1].mean() == pytest.approx(label[:, 1].mean(), rel=0.6)
 
 
 def test_of_more_rows_than_are_learned_from_some_of_every_source_are_drawn_by_the_seed(
@@ -146,6 +170,10 @@ def test_where_a_second_fit_lacks_a_horizon_the_first_serves() -> None:
     first, few = fit_oom([cell(30_000, rare=0.02)], seed=0), cell(2_000, rare=0)
     assert first is not None
     assert refit_oom(first, [few], seed=0) is first
+    one_less = cell(30_000, rare=0.02)
+    label = one_less.features.targets(slice(None))[1]
+    label[:, 0] = np.nan
+    assert refit_oom(first, [one_less], seed=0) is first
 
 
 def test_a_property_of_a_collection_that_all_its_ends_share_is_not_learned() -> None:
@@ -166,7 +194,8 @@ def test_the_level_of_memory_over_days_is_learned_from_many_ends_alone(
     monkeypatch: pytest.MonkeyPatch, *, many: bool
 ) -> None:
     whole = cell(30_000)
-    x, oom = whole.features.x, whole.features.targets(np.arange(30_000))[1]
+    x, oom = whole.features.x, whole.features.targets(slice(None))[1]
+    oom[np.flatnonzero(oom[:, 0] == 0)[:5], 1:] = 1  # what is within the hour alone does not count
     levels = [AT.memory_max_ever, AT.memory_p98_48h, AT.memory_same_hour_7d]
     x[:, levels], x[:, AT.memory_last] = oom[:, :1], 0.9
     ends = int((oom[:, 0] == 1).sum())
@@ -204,8 +233,11 @@ def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fi
 
 @pytest.mark.parametrize(
     ("feature", "direction"),
-    [(AT.memory_rate_2h, 1), (AT.collection_ooms, 1), (AT.memory_above, -1), (AT.oom_since, -1)],
-)
+    [
+        (AT.memory_rate_2h, 1), (AT.ooms, 1), (AT.collection_ooms, 1), (AT.memory_above, -1), (AT.oom_since, -1),
+        (AT.collection_oom_since, -1),
+    ],
+)  # fmt: skip
 def test_the_probability_never_turns_around_in_a_feature_of_known_direction(feature: int, direction: int) -> None:
     rng, n = np.random.default_rng(5), 30_000
     x = np.zeros((n, FIRST_RELATED), np.float32)

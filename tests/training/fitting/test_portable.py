@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from reclaim.data.errors import HistoryTooShortError
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting import portable
 from reclaim.training.fitting.portable import PortableLearner
 from reclaim.training.fitting.sources import Source, open_sources
@@ -66,14 +72,104 @@ def test_limits_are_rescaled_with_what_was_used_and_lags_are_hidden_with_their_m
     rescaled = factor != 1
     assert rescaled.mean() == pytest.approx(0.6, abs=0.02)
     assert np.log(factor[rescaled]).std() == pytest.approx(0.7, abs=0.02)
+    assert np.log(factor[rescaled]).mean() == pytest.approx(0, abs=0.03)  # as often larger as smaller
     for lag in LAGS:
         missing = np.isnan(made.x[:, INPUTS.index(lag)])
         assert missing.mean() == pytest.approx(0.4, abs=0.02)
         assert np.array_equal(made.x[:, INPUTS.index(f"{lag}_missing")] == 1, missing)
+    shares = made.x[:, :SHARES] / (np.float32(0.2) * factor[:, None])
+    assert (np.nanmin(shares, axis=0), np.nanmax(shares, axis=0)) == (pytest.approx(1.0), pytest.approx(1.0))
     again = made.x.copy()
     place(again)
     assert again.tobytes() == made.x.tobytes()  # places go with the other limit
     assert (x[:, FIRST] == np.float32(0.2)).all()  # what it was given is as it was
+
+
+def test_no_target_that_rests_on_anything_after_the_training_period_is_learned_and_each_row_is_of_one(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portable, "_READ_AT_ONCE", 1_000)  # several pieces of each
+    weighted = [
+        Source(of.dataset, replace(of.features, weight=np.full(len(of.features), k, np.float32)))
+        for k, of in enumerate(sources, 1)
+    ]
+    known, all_of_it, weight = np.zeros(3, int), 0, 0
+    for k, of in enumerate(sources, 1):
+        y = of.features.targets(of.features.train_rows())[0][:, :2]  # peak CPU is not recorded
+        known += np.isfinite(y).sum(axis=(0, 1))
+        weight += k * np.isfinite(y).any(axis=2).sum()
+        all_of_it += np.isfinite(of.features.y[of.features.train_rows(), :2]).sum()
+    assert known.sum() < all_of_it  # or this says nothing
+    rows, counts = portable._rows(weighted, FeatureSet.train_rows, 100_000, 1)
+    assert np.isfinite(rows.y).sum(axis=(0, 1)).tolist() == known.tolist()
+    assert rows.weight is not None
+    assert rows.weight.sum() == weight
+    x, tails, weights = zip(*portable._targets_alone(weighted, 100_000, 1), strict=True)
+    assert sum(np.isfinite(y).sum(axis=(0, 1)) for y in tails).tolist() == known.tolist()
+    assert sum(of.sum() for of in weights) == weight
+    assert sum(map(len, x)) == len(rows) == sum(counts)
+
+
+def test_a_row_that_does_not_know_what_is_used_now_is_no_row_of_that_signal(sources: list[Source]) -> None:
+    before, counted = portable._rows(sources, FeatureSet.train_rows, 100_000, 1)
+    blank = []
+    for of in sources:
+        x = np.array(of.features.x)
+        x[::2, AT.memory_last] = np.nan
+        blank.append(Source(of.dataset, replace(of.features, x=x)))
+    rows, counts = portable._rows(blank, FeatureSet.train_rows, 100_000, 1)
+    assert np.isfinite(rows.x[:, FIRST]).all()
+    of_memory = [int((of.x[:, INPUTS.index("memory")] == 1).sum()) for of in (before, rows)]
+    assert of_memory[1] == pytest.approx(of_memory[0] / 2, abs=2)
+    assert sum(counts) == len(rows) == sum(counted) - of_memory[0] + of_memory[1]
+
+
+@pytest.mark.parametrize(("recorded", "known"), [(0.6, [0, 1, 3]), (0.4, [])])
+def test_peak_cpu_is_learned_where_most_windows_have_a_peak_above_their_mean(recorded: float, known: list[int]) -> None:
+    n, hour = 10, 1
+    y, inside = np.full((n, len(TARGETS), len(HORIZONS_S)), np.nan, np.float32), np.ones((n, len(HORIZONS_S)), bool)
+    y[[0, 1, 2, 3], :, hour], inside[2, hour] = 0.5, False
+    x = np.zeros((n, FIRST_RELATED), np.float32)
+    x[:, AT.cpu_last] = 0.2
+    x[:, AT.peak_cpu_last] = np.where(np.arange(n) < recorded * n, 0.3, 0.201)  # the rest but for rounding
+    features: Any = SimpleNamespace(x=x, y=y, inside=inside)
+    for t, target in enumerate(TARGETS):
+        found = portable._known(features, np.arange(n), t).tolist()
+        assert found == (known if target == "peak_cpu" else [0, 1, 3])
+
+
+def test_training_rows_are_made_up_and_those_of_validation_which_judge_are_as_recorded(
+    sources: list[Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def fit(*arguments: Any, **options: Any) -> None:
+        given.extend([*arguments, options])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(portable, "fit_network", fit)
+    config = replace(CONFIG, fit=replace(CONFIG.fit, max_valid_samples=600))
+    with pytest.raises(KeyboardInterrupt):
+        PortableLearner().fit(sources, config, tmp_path)
+    train, valid, _, options = given
+    recorded, _ = portable._rows(sources, FeatureSet.train_rows, CONFIG.fit.max_samples, config.seed)
+    judges, _ = portable._rows(sources, FeatureSet.valid_rows, 600, config.seed)
+    assert len(train) == len(recorded)
+    assert 0.5 < (train.x[:, FIRST] != recorded.x[:, FIRST]).mean() < 0.7
+    np.testing.assert_array_equal(valid.x, judges.x)
+    np.testing.assert_array_equal(valid.y, judges.y)
+    assert options["now"].tolist() == [FIRST]
+
+
+def test_without_a_known_demand_there_is_nothing_to_fit_and_the_error_says_so(
+    sources: list[Source], tmp_path: Path
+) -> None:
+    none = [
+        Source(of.dataset, replace(of.features, inside=np.zeros((len(of.features), len(HORIZONS_S)), bool)))
+        for of in sources
+    ]
+    with pytest.raises(HistoryTooShortError, match="1 training row with a known demand"):
+        PortableLearner().fit(none, CONFIG, tmp_path)
 
 
 def test_all_signals_have_one_table_of_tails(sources: list[Source], tmp_path: Path) -> None:

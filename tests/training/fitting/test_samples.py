@@ -108,11 +108,16 @@ def test_moments_in_pieces_are_those_of_the_whole(make: Maker, monkeypatch: pyte
     np.testing.assert_allclose(mean, np.nanmean(x, axis=0), rtol=1e-6)
     np.testing.assert_allclose(scale, np.nanstd(x, axis=0), rtol=1e-6)
     assert mean.dtype == scale.dtype == torch.float32
-    never_and_constant = Samples.of_rows(
-        Rows(np.array([[np.nan, 0.25]] * 9, np.float32), np.zeros((9, 3, 3), np.float32), np.zeros((9, 3), np.float32))
-    )
-    mean, scale = column_moments(never_and_constant, never_and_constant.features)
-    assert (mean.tolist(), scale.tolist()) == ([0.0, 0.25], [1.0, 1.0])
+
+
+def test_a_column_that_varies_by_rounding_alone_has_no_scale_and_what_is_infinite_has_no_part() -> None:
+    x = np.array([[np.nan, 0.25, 0.25, np.inf]] * 9, np.float32)  # never known, constant, all but constant, infinite
+    x[0, 2] = np.nextafter(x[1, 2], np.float32(1))
+    x[:2, 3] = 1, 3  # their mean is 2, and each is 1 from it
+    samples = Samples.of_rows(Rows(x, np.zeros((9, 3, 3), np.float32), np.zeros((9, 3), np.float32)))
+    mean, scale = column_moments(samples, samples.features)
+    assert mean.tolist() == pytest.approx([0.0, 0.25, 0.25, 2.0])
+    assert scale.tolist() == [1.0] * 4
 
 
 def test_bounds_are_the_quantiles_at_both_ends_of_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +128,17 @@ def test_bounds_are_the_quantiles_at_both_ends_of_what_is_known(monkeypatch: pyt
     low, high = column_bounds(samples, samples.features, 0.001)
     torch.testing.assert_close(low, torch.tensor([1.0, 1.0, 0.0, 7.0]))
     torch.testing.assert_close(high, torch.tensor([999.0, 999.0, 0.0, 7.0]))
-    monkeypatch.setattr("reclaim.training.fitting.samples.CHUNK_SAMPLES", 101)  # every tenth: 0, 10, .. 1000
-    low, _ = column_bounds(samples, samples.features, 0.01)
-    torch.testing.assert_close(low[0], torch.tensor(10.0))
+    looked_at: list[int] = []
+
+    def of(positions: torch.Tensor) -> torch.Tensor:
+        looked_at.append(len(positions))
+        return samples.features(positions)
+
+    for most, looked in ((1001, 1001), (1000, 501), (101, 101)):  # every second, every tenth: 0, 10, .. 1000
+        monkeypatch.setattr("reclaim.training.fitting.samples.CHUNK_SAMPLES", most)
+        low, _ = column_bounds(samples, of, 0.01)
+        torch.testing.assert_close(low[0], torch.tensor(10.0))
+        assert looked_at.pop() == looked
 
 
 def test_rows_in_memory_are_samples_whose_targets_stay_as_they_are() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, PAGE_CACHE, Windows, demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SIGNALS
 from reclaim.features.splits import TEST, TRAIN, VALID
@@ -83,6 +83,7 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
     share = make_windows([0.1, 0.2, 0.3], limit=(0.5, 0.25))
     share.limit[1:] = (1.0, 0.5)
     share.percentiles[:, P90] = [0.1, 0.2, 0.3]
+    share.usage[:, PAGE_CACHE] = 0.05
     unit = np.array([64.0, 256.0])
     cores = replace(
         share, usage=share.usage * np.array([64, 64, 256, 256, 256, 1, 1]), limit=share.limit * unit,
@@ -102,6 +103,15 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
     assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
 
 
+def test_the_mean_limit_of_a_trace_is_that_of_the_rows_that_have_one(make_windows: Callable[..., Windows]) -> None:
+    some, none = make_windows([0.1] * 4), make_windows([0.1])
+    some.limit[:] = [[2.0, np.nan], [0.0, np.nan], [np.nan, np.nan], [4.0, np.nan]]
+    rows = [np.arange(4), np.arange(1)]
+    both = sources.windows_of([_source([0, 1, 2, 3], some), _source([0], none)], rows)
+    np.testing.assert_allclose(both.limit[:4, 0], [2 / 3, 0.0, np.nan, 4 / 3])  # (2 + 4) / 2 = 3
+    np.testing.assert_allclose(both.usage[:4, MEMORY_MAX], 0.1)  # without any limit it stays in its own unit
+
+
 @pytest.mark.parametrize(
     ("days", "hidden"),
     [
@@ -116,7 +126,9 @@ def test_a_feature_is_hidden_where_the_shortest_training_was_shorter_than_twice_
     days: int, hidden: list[str]
 ) -> None:
     def trained_for(days: int) -> Source:
-        features = SimpleNamespace(cuts_us=(days * 86_400_000_000, 2**60), manifest={"span_us": [0, 2**60]})
+        began_us = 40 * 86_400_000_000  # not every trace begins at 0 of its clock
+        cut_us = began_us + days * 86_400_000_000
+        features = SimpleNamespace(cuts_us=(cut_us, 2**60), manifest={"span_us": [began_us, 2**60]})
         return cast(Source, SimpleNamespace(features=features))
 
     lags = [name for name in hidden if name.startswith("same_hour")]
@@ -190,12 +202,22 @@ def test_the_newest_rows_are_those_of_training_and_validation_each_for_all_that_
     assert len(sources.newest_rows([Source(source.dataset, whole)], 2, seed=1).x) == 2
 
 
-def test_a_test_sample_is_of_whole_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = np.repeat(np.arange(20), 10)
-    features: Any = SimpleNamespace(first=task * 10, test_rows=lambda: np.arange(5, 200))
-    monkeypatch.setattr(heldout, "TEST_ROWS", 60)
-    (rows,) = heldout.sampled_test_rows([cast(Source, SimpleNamespace(features=features))], seed=1)
-    assert 60 <= len(rows) <= 70
-    assert sorted(rows) == rows.tolist()
-    for drawn in np.unique(task[rows]):
-        assert np.isin(np.flatnonzero(task == drawn)[5 * (drawn == 0) :], rows).all()
+def test_a_test_sample_is_of_whole_tasks_drawn_by_the_seed_until_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    length = np.arange(1, 21)
+    task = np.repeat(np.arange(20), length)
+    features: Any = SimpleNamespace(first=np.cumsum(length)[task] - length[task], test_rows=lambda: np.arange(210))
+    several = [cast(Source, SimpleNamespace(features=features))]
+    monkeypatch.setattr(heldout, "TEST_ROWS", 55)
+    found = []
+    for seed in range(5):
+        (rows,) = heldout.sampled_test_rows(several, seed)
+        assert sorted(rows) == rows.tolist()
+        drawn, count = np.unique(task[rows], return_counts=True)
+        assert count.tolist() == length[drawn].tolist()
+        assert len(rows) - length[drawn].max() < 55 <= len(rows)  # the last one passes it
+        found.append(tuple(drawn))
+    assert len(set(found)) == 5
+    monkeypatch.setattr(heldout, "TEST_ROWS", 210)
+    assert len(heldout.sampled_test_rows(several, seed=1)[0]) == 210

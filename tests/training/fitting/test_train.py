@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,12 @@ from reclaim.features.splits import SplitConfig
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
 from reclaim.training.fitting import network as fit
+from reclaim.training.fitting import train
+from reclaim.training.fitting.sources import Source
 from reclaim.training.fitting.train import SCORES, TrainReport, run_training
 from reclaim.training.margins.calibrate import violation_share
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.value import Value
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import store_client
@@ -198,6 +202,20 @@ def test_running_it_again_finds_the_finished_run(
     again = run_training(place / "dataset", CONFIG)
     assert again == replace(trained, reused=True)
     assert not (place / "dataset" / "checkpoints").exists()
+
+
+def test_another_setting_fit_format_dataset_or_feature_set_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(config: TrainConfig = CONFIG, dataset: str = "d", features: str = "f") -> str:
+        of: Any = SimpleNamespace(fingerprint=dataset), SimpleNamespace(fingerprint=features)
+        return train._key([Source(*of)], config)
+
+    keys = [key(), key(replace(CONFIG, seed=9)), key(dataset="e"), key(features="g")]
+    for name in ("FITTING", "FORMAT", "PIPELINE_VERSION"):
+        with monkeypatch.context() as patch:
+            patch.setattr(train, name, "another")
+            keys.append(key())
+    assert len(set(keys)) == len(keys)
+    assert key() == keys[0]
 
 
 def test_forcing_it_trains_again_to_the_same_prices(place: Path, trained: TrainReport) -> None:
@@ -461,6 +479,15 @@ def test_training_on_a_dataset_held_out_for_tests_is_refused_before_there_is_a_r
     with pytest.raises(ConfigError, match=remedy):
         run_training([place / "dataset", tmp_path / "held"], config)
     assert tracking.find_runs("held-out") == []
+
+
+def test_money_without_one_mean_limit_to_compare_it_with_is_refused_before_there_is_a_run(
+    place: Path, other: Path
+) -> None:
+    config = replace(CONFIG, experiment="money", value=Value(core_hour=0.02, violation=5.0))
+    with pytest.raises(ConfigError, match="the mean limit of cpu is unknown"):
+        run_training([place / "dataset", other], config)
+    assert tracking.find_runs("money") == []
 
 
 def test_a_dataset_named_twice_is_refused(place: Path, tmp_path: Path) -> None:

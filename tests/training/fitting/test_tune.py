@@ -21,13 +21,13 @@ from reclaim.cli import app as cli
 from reclaim.config import load_config
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.core.files import locked
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.fitting import tune as tuning
 from reclaim.training.fitting.learner import FITTING, Objective, Space, learner_of
-from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.fitting.sources import Source, hidden_features, open_sources
 from reclaim.training.fitting.trees import TreeLearner
 from reclaim.training.fitting.tune import EXPERIMENT, TuneReport, objective_of, tune
 from reclaim.training.fitting.tune_space import (
@@ -37,6 +37,8 @@ from reclaim.training.fitting.tune_space import (
     searchable,
     with_settings,
 )
+from reclaim.training.margins.value import Value
+from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from tests.series import dataset_of
@@ -204,16 +206,35 @@ def test_the_trees_are_judged_by_the_likelihood_of_validation_rows(
     assert loss > 0
     assert loss != again
 
-    class Halves:
+    (source,) = sources
+    features = source.features
+    y = features.targets(features.valid_rows())[0][:, :2, 1]
+
+    class Tenths:
         def predict(self, x: Any, horizon_s: int) -> Any:
             assert horizon_s == 3_600
             survival = np.full((len(x), len(TARGETS), 1, 2), np.nan, np.float32)
-            survival[:, :2, 0] = 0.5, 0.0  # of CPU and memory half exceed the threshold, none the limit
-            thresholds = np.tile(np.array([0.3, 1.0], np.float32), (len(x), len(TARGETS), 1))
+            survival[:, :2, 0] = 0.1, 0.0  # of CPU and memory a tenth exceed the threshold, none the limit
+            survival[50:, 1] = np.nan  # and of most nothing is foreseen of memory
+            thresholds = np.tile(np.array([0.5, 1.0], np.float32), (len(x), len(TARGETS), 1))
+            np.testing.assert_array_equal(x, features.x[features.valid_rows()])
             return SimpleNamespace(survival=survival, thresholds=thresholds)
 
-    monkeypatch.setattr(TreeLearner, "fit_rows", lambda *_: Halves())
-    assert objective(TREES, lambda _epoch, _loss: None) == pytest.approx(np.log(2))
+    def fit_rows(_: TreeLearner, rows: Rows, __: TrainConfig) -> Tenths:
+        hidden = hidden_features(sources)
+        assert len(hidden) > 0
+        assert np.isnan(rows.x[:, hidden]).all()
+        assert np.isfinite(np.delete(rows.x, hidden, axis=1)).any()
+        assert len(rows) == TREES.trees.max_samples
+        return Tenths()
+
+    monkeypatch.setattr(TreeLearner, "fit_rows", fit_rows)
+    losses = np.where(y > 0.5, -np.log(0.1), np.where(np.isnan(y), np.nan, -np.log(0.9)))
+    losses[50:, 1] = np.nan
+    expected = np.nanmean(losses, axis=0).mean()  # of each resource, then of both
+    assert abs(expected - np.nanmean(losses)) > 0.01
+    judged = objective_of(sources, TREES)
+    assert judged(TREES, lambda _epoch, _loss: None) == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
@@ -353,6 +374,96 @@ def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
+def test_money_that_no_mean_limit_is_known_for_is_refused_before_a_trial(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FeatureSet, "mean_limit", (float("nan"), 1.0))  # as of several datasets
+    monkeypatch.setattr(tuning, "objective_of", None)  # a trial would fail
+    config = replace(TREES, seed=18, value=Value(core_hour=0.02, violation=5.0))
+    with pytest.raises(ConfigError, match="the mean limit of cpu is unknown"):
+        tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
+
+
+def test_a_trial_is_compared_at_the_ends_of_ten_parts_of_its_schedule_by_losses_that_are_numbers() -> None:
+    told: list[tuple[int, float]] = []
+
+    def told_to(trial: Any, epochs: int, last: float, prune_at: int = 99) -> tuple[Any, list[float], str]:
+        def objective(_: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
+            for epoch in range(epochs):
+                on_epoch(epoch, float(epoch) if epoch < epochs - 1 else last)
+            return last
+
+        told.clear()
+        trial.report = lambda loss, step: told.append((step, loss))
+        trial.should_prune = lambda: told[-1][0] >= prune_at
+        return tuning._try(objective, replace(NETWORK, fit=replace(NETWORK.fit, epochs=epochs)), trial)
+
+    trial = SimpleNamespace()
+    assert told_to(trial, 3, 0.5) == (0.5, [0.0, 1.0, 0.5], "complete")
+    assert told == [(3, 0.0), (6, 1.0), (10, 0.5)]
+    assert told_to(trial, 20, 0.5)[2] == "complete"
+    assert told == [(k, 2.0 * k - 1) for k in range(1, 10)] + [(10, 0.5)]  # every second epoch
+    assert told_to(trial, 3, float("inf")) == (None, [0.0, 1.0], "diverged")
+    assert told_to(trial, 3, 0.5, prune_at=6) == (None, [0.0, 1.0], "pruned")
+
+
+def test_settings_are_priced_on_validation_rows_alone_over_every_horizon_that_they_know(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, fits, priced_for = open_sources([dataset]), list[TrainConfig](), list[int]()
+    forecaster = SimpleNamespace(horizons_s=(300, 3_600, 86_400))
+
+    class Stub:
+        def fit(self, _: Any, config: TrainConfig, __: Path) -> Any:
+            fits.append(config)
+            return SimpleNamespace(forecaster=forecaster)
+
+    def held(_: Any, by: Any, rows: list[NDArray[np.int64]]) -> Any:
+        assert by is forecaster
+        assert [r.tolist() for r in rows] == [sources[0].features.valid_rows().tolist()]
+
+    def set_prices(_: Any, config: TrainConfig) -> Any:
+        priced_for.append(config.horizon_s)
+        if config.horizon_s == 86_400:
+            raise HistoryTooShortError
+        return config.horizon_s
+
+    monkeypatch.setattr(tuning, "learner_of", lambda _: Stub())
+    monkeypatch.setattr(tuning, "held_out", held)
+    monkeypatch.setattr(tuning, "set_prices", set_prices)
+    _, found = tuning.priced(sources, NETWORK)
+    assert list(found) == [300, 3_600]
+    assert priced_for == [300, 3_600, 86_400]
+    assert [config.fit.refit for config in fits] == [False]  # what a second fit gains is not judged
+
+
+def test_another_range_dataset_judge_or_setting_is_another_search(dataset: Path) -> None:
+    sources, ranges = open_sources([dataset]), ranges_of("trees")
+
+    def keys_of(config: TrainConfig = TREES, held: Sequence[str] = (), of: Sequence[Source] = sources) -> str:
+        return tuning._key(of, config, {k: v for k, v in ranges.items() if k not in held}, 1)
+
+    other: Any = SimpleNamespace(
+        dataset=sources[0].dataset, features=SimpleNamespace(fingerprint="of features built otherwise")
+    )
+    keys = [
+        keys_of(), keys_of(replace(TREES, seed=99)), keys_of(held=["trees.leaves"]), keys_of(of=[other]),
+        keys_of(replace(TREES, fit=replace(TREES.fit, max_valid_samples=7))),
+    ]  # fmt: skip
+    assert len(set(keys)) == 5
+    assert keys_of(replace(TREES, fit=replace(TREES.fit, width=7))) == keys[0]  # trees have none
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_of_equal_losses_the_earlier_trial_is_the_best(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "objective_of", lambda *_: lambda *_: 1.0)
+    given = replace(TREES, seed=19, trees=replace(TREES.trees, leaves=7))
+    assert tune([dataset], given, trials=2, config_file=tmp_path / "best.toml").best["trees.leaves"] == 7
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
 def test_a_seed_as_large_as_a_date_is_searched_with(dataset: Path, tmp_path: Path) -> None:
     report = tune([dataset], replace(TREES, seed=20_261_126), trials=3, config_file=tmp_path / "best.toml")
     assert report.trials == 3
@@ -409,6 +520,13 @@ def test_settings_outside_the_ranges_are_not_tried() -> None:
     config = TrainConfig(fit=FitConfig(width=100, depth=9, learning_rate=0.5, batch_size=7, warmup_share=0.25))
     held = set(space("network")) - {"fit.width", "fit.depth", "fit.learning_rate", "fit.batch_size", "fit.warmup_share"}
     assert searchable(config, ranges_of("network", held)) == {"fit.warmup_share": 0.25}
+
+
+@pytest.mark.parametrize(("width", "tried"), [(1, True), (4, True), (10, True), (3, False), (13, False)])
+def test_a_setting_is_tried_on_the_steps_of_its_range_from_its_least_to_its_most(width: int, *, tried: bool) -> None:
+    config = TrainConfig(fit=FitConfig(width=width))
+    assert bool(searchable(config, {"fit.width": IntDistribution(1, 10, step=3)})) is tried
+    assert rounded({"a": 0.0123456, "b": 7, "c": "x"}) == {"a": 0.0123, "b": 7, "c": "x"}
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
