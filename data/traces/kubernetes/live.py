@@ -30,15 +30,15 @@ class Slot:
     end_us : int
     windows : pyarrow.Table
         Rows of usage that end in it, as an ingest of the same samples makes them.
-    failed : list of (TaskKey, int)
-        Tasks of which a run failed, and when, µs.
+    failed : list of (TaskKey, int, bool or None)
+        Tasks of which a run failed, when, µs, and whether it was out of memory; None where nothing says.
     ended : list of (TaskKey, int)
         Tasks that are gone, and when they were last seen, µs.
     """
 
     end_us: int
     windows: pa.Table
-    failed: list[tuple[TaskKey, int]]
+    failed: list[tuple[TaskKey, int, bool | None]]
     ended: list[tuple[TaskKey, int]]
 
 
@@ -85,7 +85,7 @@ class LiveFold:
         for slot_us in range(start_us + WINDOW_US, end_us + WINDOW_US, WINDOW_US):
             last = slot_us == end_us
             failed = [
-                ((event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]), event[s.TIME_US])
+                ((event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]), event[s.TIME_US], event[s.OUT_OF_MEMORY])
                 for event in events
                 if event[s.EVENT_TYPE] == s.EventType.FAIL
                 and (event[s.TIME_US] <= slot_us or last)
