@@ -242,7 +242,7 @@ class Dataset:
         OSError
             The system refuses it.
         ConfigError, DataError
-            As of ``stores.reached``.
+            As of ``stores.places.reached``.
         """
         try:
             yield
