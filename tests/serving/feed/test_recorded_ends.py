@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire import rows
 from reclaim.serving.wire.arrow import write_table
 from reclaim.training.bundle import Bundle
-from tests.data.traces.kubernetes.histories import APP, DIALECT, T0, Piece, beat, one, write_history
+from tests.data.traces.kubernetes.histories import APP, DIALECT, T0, Piece, Samples, beat, one, write_history
 from tests.data.traces.kubernetes.test_live import live, pod, together
 from tests.serving.cell_fixtures import Memory, by_slot
 
@@ -27,6 +28,11 @@ LIMIT = 4e9
 """Memory limit of ``pod``."""
 Run = tuple[float, float, str | None]
 """End of a run in seconds, share of the limit that its memory has, and the reason that is recorded; None: none is."""
+
+
+def scraped(low_s: float, high_s: float, value: float) -> Samples:
+    """Return samples of one value, every whole half minute from one time until another."""
+    return beat(30 * ceil(low_s / 30), high_s, value)
 
 
 def restarting(name: str, runs: Sequence[Run], end_s: int) -> Piece:
@@ -38,25 +44,25 @@ def restarting(name: str, runs: Sequence[Run], end_s: int) -> Piece:
     lives = list(zip(starts, ends, strict=True))
     found = pod(name, 0, end_s, cores=0.5)
     found["memory"] = [one(labels, [sample for (low, high), share in zip(lives, shares, strict=True)
-                                    for sample in beat(low, high, share * LIMIT)])]  # fmt: skip
-    found["started"] = [one(labels, [sample for low, high in lives for sample in beat(low, high, T0 + low)])]
-    counts = [sample for k, (low, high) in enumerate(lives) for sample in beat(low, high, float(k))]
+                                    for sample in scraped(low, high, share * LIMIT)])]  # fmt: skip
+    found["started"] = [one(labels, [sample for low, high in lives for sample in scraped(low, high, T0 + low)])]
+    counts = [sample for k, (low, high) in enumerate(lives) for sample in scraped(low, high, float(k))]
     found["restarts"] = [one({**labels, "uid": name}, counts)]
     after = list(zip(runs, lives[1:], strict=True))
     found["ended_time"] = [
-        one({**labels, "uid": name}, [v for run, (low, high) in after for v in beat(low, high, T0 + run[0])])
+        one({**labels, "uid": name}, [v for run, (low, high) in after for v in scraped(low, high, T0 + run[0])])
     ]
     reasons = sorted({reason for _, _, reason in runs if reason})
     found["ended_reason"] = [
         one({**labels, "uid": name, "reason": reason},
-            [v for run, (low, high) in after for v in beat(low, high, float(run[2] == reason))])
+            [v for run, (low, high) in after for v in scraped(low, high, float(run[2] == reason))])
         for reason in reasons
     ]  # fmt: skip
     return found
 
 
 SAID = restarting("cart-7d9f8b6c5x-aaaaa", [
-    (1_015, 0.3, "OOMKilled"), (2_140, 0.995, "Error"), (3_595, 0.995, "OOMKilled"), (4_700, 0.3, "Error"),
+    (1_185, 0.3, "OOMKilled"), (2_140, 0.995, "Error"), (3_595, 0.995, "OOMKilled"), (4_700, 0.3, "Error"),
 ], 7_200)  # fmt: skip
 UNSAID = restarting("cart-7d9f8b6c5x-bbbbb", [(1_315, 0.995, None), (3_000, 0.3, None)], 7_200)
 SERIES = together(SAID, UNSAID)
