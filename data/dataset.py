@@ -25,6 +25,7 @@ from reclaim.data.columns import flags_of, values_of, whole
 from reclaim.data.core.arrays import is_first
 from reclaim.data.core.stores.places import arrow_place, content_of, home_of, in_store, location, reached
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
+from reclaim.data.oom import oom_columns, oom_is_recorded, recorded_failures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,6 +169,10 @@ class Dataset:
                 if measured:
                     _fill_measured(here, table, self.owners if owned else None)
                 first += len(table)
+        if measured and oom_is_recorded(self.manifest):
+            out.failed_us[:], out.failed_oom[:] = recorded_failures(
+                out, self.events(bucket, oom_columns(self.manifest))
+            )
         return out
 
     def windows_of(self, bucket: int, collections: NDArray[np.int64]) -> w.Windows:
@@ -237,7 +242,7 @@ class Dataset:
         OSError
             The system refuses it.
         ConfigError, DataError
-            As of ``stores.reached``.
+            As of ``stores.places.reached``.
         """
         try:
             yield
@@ -381,6 +386,7 @@ def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> No
     out.percentiles[rows, -1] = deciles[:, -1]
     rows, tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES)
     out.percentiles[rows, _TAIL] = tail
+    out.failed_us[:], out.failed_oom[:] = s.UNKNOWN_ID, False
     out.user[:], out.name[:] = (s.UNKNOWN_ID, s.UNKNOWN_ID) if owners is None else owners.of(out.collection_id)
 
 

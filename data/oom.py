@@ -31,12 +31,26 @@ OOM_DEFINITION: Final = (
 """Printed with every number that rests on the derived label."""
 OOM_RECORDED: Final = (
     "OOM is a recorded label: a FAIL of the task, after its first window, of which the history says that it was out of "
-    "memory"
+    "memory; of which it says nothing: a FAIL of the task whose last window before it has a maximum memory of at least "
+    f"{OOM_SHARE:.0%} of the limit"
 )
 """Printed with every number that rests on records, as kube-state-metrics has them (``OOMKilled``)."""
 
-_LAST_WINDOW_US: Final = 600_000_000
+LAST_WINDOW_US: Final = 600_000_000
 """Largest time from the end of the last window to a failure: one missing window is forgiven."""
+
+
+def near_limit(memory: Any, limit: Any, share: float = OOM_SHARE) -> Any:
+    """Return whether memory is so near its limit that a failure right after it is derived to be an OOM.
+
+    The only rule of it, of numbers or arrays; kernels compile it. False where one of them is NaN.
+    """
+    return memory >= share * limit
+
+
+def is_last(start_us: Any, end_us: Any, time_us: Any) -> Any:
+    """Return whether a window, the last that began before a failure, is recent enough to tell of it."""
+    return (start_us < time_us) & (end_us >= time_us - LAST_WINDOW_US)
 
 
 def oom_is_recorded(manifest: Mapping[str, Any]) -> bool:
@@ -59,7 +73,7 @@ def oom_events(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return task number and time of each OOM event, sorted. Two int64 arrays, (n_events,).
 
-    Events that say which of them were out of memory are taken at their word (``OOM_RECORDED``); of others it is derived
+    Events that say whether they were out of memory are taken at their word (``OOM_RECORDED``); of others it is derived
     (``OOM_DEFINITION``).
 
     Parameters
@@ -73,32 +87,70 @@ def oom_events(
     ends : tuple of int
         Event types that may be an OOM.
     """
-    may_be = pc.is_in(events[s.EVENT_TYPE], array_of(np.array(ends, np.int8)))
-    recorded = s.OUT_OF_MEMORY in events.column_names
-    if recorded:
-        may_be = pc.and_(may_be, pc.fill_null(events[s.OUT_OF_MEMORY], False))
-    fails = events.select(OOM_COLUMNS).filter(may_be)
+    number, time_us, said = _failures(windows, events, ends)
+    if len(windows) == 0 or len(number) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    row = _last_row_before(windows, number, time_us)
+    seen = row >= windows.task_starts()[number]  # else there is no window of this task before
+    memory = windows.usage[row, MEMORY_MAX]
+    memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
+    full = is_last(windows.start_us[row], windows.end_us[row], time_us) & near_limit(
+        memory, windows.limit[row, s.RESOURCES.index("memory")], share
+    )
+    oom = seen & np.where(said < 0, full, said > 0)
+    number, time_us = number[oom], time_us[oom]
+    by_task = np.lexsort((time_us, number))
+    return number[by_task], time_us[by_task]
+
+
+def recorded_failures(windows: Windows, events: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the columns ``failed_us`` and ``failed_oom`` of windows: the last failure by the end of each that says.
+
+    Of two at once of a task the one that was out of memory counts.
+
+    Parameters
+    ----------
+    windows : Windows
+        ``n`` rows, sorted by task, then time.
+    events : pyarrow.Table
+        Of the same bucket: at least ``oom_columns``, with ``out_of_memory``.
+    """
+    failed_us, failed_oom = np.full(len(windows), s.UNKNOWN_ID, np.int64), np.zeros(len(windows), np.bool_)
+    number, time_us, said = _failures(windows, events)
+    rows = np.flatnonzero(np.isin(windows.task_numbers(), number[said >= 0]))
+    if len(rows) == 0:
+        return failed_us, failed_oom
+    number, time_us, said = number[said >= 0], time_us[said >= 0], said[said >= 0]
+    of = np.concatenate([number, windows.task_numbers()[rows]])
+    at_us = np.concatenate([time_us, windows.end_us[rows]])
+    order = np.lexsort((np.append(said, np.full(len(rows), 2)), at_us, of))  # of one time, windows behind failures
+    event = np.maximum.accumulate(np.where(order < len(number), np.arange(len(order)), -1))
+    place = order[event]  # the last failure at or before each, of whatever task; the first row has one of none
+    there = (event >= 0) & (order >= len(number)) & (of[place] == of[order])
+    row = rows[order[there] - len(number)]
+    failed_us[row], failed_oom[row] = time_us[place[there]], said[place[there]] > 0
+    return failed_us, failed_oom
+
+
+def _failures(
+    windows: Windows, events: pa.Table, ends: tuple[int, ...] = OOM_ENDS
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
+    """Return task number and time of the ends that may be an OOM, and whether they were: -1 where it is not recorded.
+
+    Shape (n_events,) each, in the order of the events.
+    """
+    fails = events.filter(pc.is_in(events[s.EVENT_TYPE], array_of(np.array(ends, np.int8))))
     starts = windows.task_starts()[:-1]
     number = _number_of(
         (windows.collection_id[starts], windows.instance_index[starts]),
         tuple(values_of(fails[key]) for key in s.TASK_KEY),
     )
     time_us = values_of(fails[s.TIME_US])
+    said = np.full(len(fails), -1, np.int8)
+    if s.OUT_OF_MEMORY in events.column_names:
+        said = values_of(fails[s.OUT_OF_MEMORY].cast(pa.int8()), -1)
     known = (number >= 0) & (time_us > s.BEFORE_TRACE_US) & (time_us < s.AFTER_TRACE_US)
-    number, time_us = number[known], time_us[known]
-    if len(windows) == 0 or len(number) == 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    row = _last_row_before(windows, number, time_us)
-    seen = row >= starts[number]  # else there is no window of this task before
-    memory = windows.usage[row, MEMORY_MAX]
-    memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
-    full = (windows.end_us[row] >= time_us - _LAST_WINDOW_US) & (
-        memory >= share * windows.limit[row, s.RESOURCES.index("memory")]
-    )
-    oom = seen if recorded else seen & full
-    number, time_us = number[oom], time_us[oom]
-    by_task = np.lexsort((time_us, number))
-    return number[by_task], time_us[by_task]
+    return number[known], time_us[known], said[known]
 
 
 def _number_of(tasks: tuple[NDArray[np.int64], ...], asked: tuple[NDArray[np.int64], ...]) -> NDArray[np.int64]:

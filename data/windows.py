@@ -101,6 +101,10 @@ class Windows:
         -1 unknown.
     in_alloc : bool, shape (n,)
         Whether the task runs inside an alloc instance.
+    failed_us : int64, shape (n,), µs
+        The last failure of a run of the task of which it is recorded whether it was out of memory; -1 none.
+    failed_oom : bool, shape (n,)
+        Whether that one was.
     """
 
     collection_id: NDArray[np.int64] = field(metadata=_column("i8", 0))
@@ -117,6 +121,8 @@ class Windows:
     tier: NDArray[np.int8] = field(metadata=_column("i1", UNKNOWN_ID))
     scheduling_class: NDArray[np.int8] = field(metadata=_column("i1", UNKNOWN_ID))
     in_alloc: NDArray[np.bool_] = field(metadata=_column("?", False))
+    failed_us: NDArray[np.int64] = field(metadata=_column("i8", UNKNOWN_ID))
+    failed_oom: NDArray[np.bool_] = field(metadata=_column("?", False))
 
     def __len__(self) -> int:
         return len(self.end_us)

@@ -163,7 +163,11 @@ _OOM: Final = (
             "log2", "0"),
     Feature("ooms", "log2(1 + out-of-memory ends of runs): the first window of a later run brings to light that one "
             "ended, out of memory where the memory of its last window was at least 98 % of the limit and that of at "
-            "most one of its windows above it", "log2", "0"),
+            "most one of its windows above it", "log2", "0",
+            corrected="log2(1 + out-of-memory ends of runs): the first window of a later run brings to light that one "
+            "ended, out of memory where the last failure since it began is recorded as that; where none is recorded as "
+            "that or as another one, where the memory of its last window was at least 98 % of the limit and that of at "
+            "most one of its windows above it"),
     Feature("oom_since", "log2(1 + hours since the last of them)", "log2 h"),
     Feature("oom_age", "age less log2(1 + hours that the last of those runs had lasted)", "log2"),
     Feature("oom_age_least", "age less log2(1 + hours of the shortest of those runs)", "log2"),

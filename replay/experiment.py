@@ -108,7 +108,7 @@ class Measured:
     ----------
     results : dict
         The experiment's own part of ``results.json``; inputs, dataset, command and definitions are added by the caller.
-        Its ``dataset`` is added to the facts of the dataset: ``test_period.period_facts``, by custom.
+        Its ``dataset`` is added to the facts of the dataset: ``open_loop.period.period_facts``, by custom.
     definitions : mapping of str to str
         Term to meaning, for every number in the results that does not explain itself.
     write : callable or None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +64,51 @@ def test_tests_mirror_the_tree() -> None:
         path.parent.relative_to(ROOT / "tests") for room in ROOMS for path in (ROOT / "tests" / room).rglob("*.py")
     }
     assert [str(folder) for folder in sorted(folders) if not (ROOT / folder / "__init__.py").exists()] == []
+
+
+FOLDERS = {path.parent.relative_to(ROOT) for path in SOURCES if path.parent.relative_to(ROOT).parts[0] in ROOMS}
+NAMED = re.compile(r"``(?:reclaim\.)?([a-z_]+(?:\.\w+)+)(?:\(\))?``|(?<![\w/.])((?:\w+/)+\w+\.py)\b")
+"""A dotted name in quotes, or the path of a module."""
+SUFFIXES = (".html", ".json", ".csv", ".parquet")
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Yield the docstrings and comments of a file."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def _resolves(folder: Path, parts: list[str]) -> bool:
+    """Return whether a folder has a module of that dotted name, or one that has what the name ends with."""
+    first, *rest = parts
+    if (module := folder / f"{first}.py").is_file():
+        return not rest or re.search(rf"\b{rest[0]}\b", module.read_text()) is not None
+    return (folder / first).is_dir() and (not rest or _resolves(folder / first, rest))
+
+
+@pytest.mark.parametrize("path", SOURCES + BENCHMARKS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_that_a_docstring_or_a_comment_names_is_there(path: Path) -> None:
+    """Names that begin with a room or one of its folders are of modules; others are of what is at hand."""
+    missing = []
+    for dotted, slashed in (found for text in _texts(path) for found in NAMED.findall(text)):
+        first, *rest = dotted.split(".")
+        if slashed:
+            there = slashed.split("/")[0] not in ROOMS or (ROOT / slashed).is_file()
+        elif not rest or dotted.endswith(SUFFIXES):
+            there = True
+        elif first in ROOMS:
+            there = _resolves(ROOT, [first, *rest])
+        else:
+            homes = [folder.parent for folder in FOLDERS if folder.name == first]
+            here = [path.parent, *(ROOT / home for home in homes)]  # a module may have the name of its folder
+            there = not homes or any(_resolves(folder, [first, *rest]) for folder in here)
+        missing += [] if there else [dotted or slashed]
+    assert not missing
 
 
 COLUMNS = {name for table in schema.TABLES.values() for name in table.names}

@@ -14,14 +14,20 @@ from reclaim.data.windows import CHANNELS, VECTORS, Windows
 
 _TYPES: Final = {
     pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
-    pa.list_(pa.float32()): "FLOAT[]",
+    pa.list_(pa.float32()): "FLOAT[]", pa.bool_(): "BOOLEAN",
 }  # fmt: skip
 _LACKS: Final = (s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.SAMPLE_RATE_HZ, s.PRIORITY)
+_EXTRAS: Final = {"events": (s.OUT_OF_MEMORY,)}
 _SOME_ALLOC: Final = 0
 """Alloc set of a task inside one: a service knows no more than that there is one."""
 RECORDED: Final = {
     "usage": s.USAGE,
-    "events": pa.schema([s.EVENTS.field(name) for name in (*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE, s.COLLECTION_TYPE)]),
+    "events": pa.schema(
+        [
+            s.with_extras("events", _EXTRAS["events"]).field(name)
+            for name in (*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE, s.COLLECTION_TYPE, s.OUT_OF_MEMORY)
+        ]
+    ),
     "collections": pa.schema(
         [
             s.COLLECTIONS.field(name)
@@ -58,31 +64,42 @@ def recorded() -> Source:
             patterns=(f"{name}-*.parquet",),
             columns={f.name: _TYPES[f.type] for f in schema},
             select=", ".join(
-                column if column in schema.names else f"NULL AS {column}" for column in s.TABLES[name].names
+                column if column in schema.names else f"NULL AS {column}"
+                for column in s.with_extras(name, _EXTRAS.get(name, ())).names
             ),
-            needs=tuple(schema.names),
+            needs=tuple(column for column in schema.names if column != s.OUT_OF_MEMORY),  # older services had none
             checks=_CHECKS[name],
         )
         for name, schema in RECORDED.items()
     )
-    return Source(trace="recorded", tables=tables, lacks=_LACKS, limits_in_usage=True)
+    return Source(trace="recorded", tables=tables, lacks=_LACKS, extras=_EXTRAS, limits_in_usage=True)
 
 
 def ends_table(
-    key: NDArray[np.int64], ended_us: NDArray[np.int64], failed: NDArray[np.int8], failed_us: NDArray[np.int64]
-) -> pa.Table:
-    """Return ends and failures of tasks as events; times of -1 are none. key (n, 2), all others (n,)."""
+    key: NDArray[np.int64], ended_us: NDArray[np.int64], failed: NDArray[np.int64], failed_us: NDArray[np.int64],
+    out_of_memory: NDArray[np.int64],
+) -> pa.Table:  # fmt: skip
+    """Return ends and failures of tasks as events; times of -1 are none. key (n, 2), all others (n,).
+
+    Of a task that ended by failing, ``out_of_memory`` is of that end, else of the failure before; -1 where it is not
+    said.
+    """
     ended, met = ended_us >= 0, (failed_us >= 0) & (failed_us != ended_us)
     types = np.where(failed[ended] > 0, s.EventType.FAIL, s.EventType.FINISH)
     rows = np.concatenate([np.flatnonzero(ended), np.flatnonzero(met)])
+    of_end = (failed > 0) | (failed_us < 0)
+    of_which = np.concatenate([of_end[ended], ~of_end[met] | ~ended[met]])
+    said = np.where(of_which, out_of_memory[rows], s.UNKNOWN_ID)
     columns = (
         key[rows, 0], key[rows, 1], np.concatenate([ended_us[ended], failed_us[met]]),
-        np.concatenate([types, np.full(int(met.sum()), s.EventType.FAIL)]), np.zeros(len(rows)),
+        np.concatenate([types, np.full(int(met.sum()), s.EventType.FAIL)]), np.zeros(len(rows)), said > 0,
     )  # fmt: skip
     schema = RECORDED["events"]
-    return pa.table(
-        [pa.array(c.astype(f.type.to_pandas_dtype())) for c, f in zip(columns, schema, strict=True)], schema
-    )
+    arrays = [
+        pa.array(c.astype(f.type.to_pandas_dtype()), mask=said < 0 if f.name == s.OUT_OF_MEMORY else None)
+        for c, f in zip(columns, schema, strict=True)
+    ]
+    return pa.table(arrays, schema)
 
 
 def owners_table(windows: Windows) -> pa.Table:

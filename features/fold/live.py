@@ -214,7 +214,7 @@ class TolerantState:
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return all that is remembered, by name; lent, not copied: the next ``advance`` or ``forget`` changes it.
 
-        Records are copied fast only as bytes (``saving.raw``).
+        Records are copied fast only as bytes (``data.core.arrays.raw``).
         """
         late = self._tasks * PENDING if self._lateness_us else 0
         related = {} if self._related is None else self._related.memory()

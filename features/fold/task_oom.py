@@ -8,7 +8,7 @@ from typing import Any, Final
 import numba
 
 from reclaim.data.core.jit import LENT
-from reclaim.data.oom import OOM_SHARE
+from reclaim.data.oom import near_limit
 from reclaim.features.fold.task_record import HOUR_US, HOURS
 from reclaim.features.registry import AT, RECENT_WINDOWS
 
@@ -22,18 +22,24 @@ _LEAST_LEFT: Final = 0.005
 """Share of the limit that is taken to be left at least, so that a rate stays finite."""
 _FASTEST: Final = 64.0
 """Rates are cut off here: the limit is reached within a minute."""
+_near_limit: Final = numba.njit(inline="always")(near_limit)
 
 
 @numba.njit(**LENT)
 def end_run(
     s: Any,  # a record of STATE, changed
+    failed_us: int,
+    failed_oom: bool,
+    end_us: int,
 ) -> None:
-    """Judge the run that a window of a later run ended, then forget it.
+    """Judge the run that a window of a later run ended, which ends at ``end_us``, then forget it.
 
-    It ended out of memory where its last window came near the limit as in ``data.oom``, unless it had lived above the
-    limit before, which then does not bind it.
+    Where a failure since it began is recorded as out of memory or as not, that decides. Else it ended out of memory
+    where its last window came near the limit as in ``data.oom``, unless it had lived above the limit before, which then
+    does not bind it.
     """
-    if s.near and s.above <= 1 and s.run_us >= 0:
+    said = s.run_us < failed_us <= end_us
+    if s.run_us >= 0 and (failed_oom if said else s.near and s.above <= 1):
         s.oom_age_us = max(s.end_us - s.run_us, 0)
         s.oom_least_us = s.oom_age_us if s.ooms == 0 else min(s.oom_least_us, s.oom_age_us)
         s.oom_us = s.end_us
@@ -51,7 +57,7 @@ def add_memory(
     limit: float,
 ) -> None:
     """Add the memory of the window that the record ends with."""
-    s.near = limit > 0.0 and memory >= OOM_SHARE * limit
+    s.near = limit > 0.0 and _near_limit(memory, limit)
     s.memory_limit = limit
     if memory != memory:
         return

@@ -44,9 +44,11 @@ class FoldColumns(NamedTuple):
     usage: NDArray[Any]  # (n, len(CHANNELS)) float64
     percentiles: NDArray[Any]  # (n, len(LEVELS)) float32
     limit: NDArray[Any]  # (n, R) float64
+    failed_us: NDArray[Any]  # (n,) int64
     tier: NDArray[Any]  # (n,) int8
     scheduling_class: NDArray[Any]  # (n,) int8
     in_alloc: NDArray[Any]  # (n,) bool
+    failed_oom: NDArray[Any]  # (n,) bool
 
 
 RECENT_LENGTH: Final = N_SIGNALS

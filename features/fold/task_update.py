@@ -208,7 +208,7 @@ def take_life(
         s.first_us = w.start_us[i]
         s.run_us = w.scheduled_us[i]
     elif w.scheduled_us[i] > s.run_us:
-        end_run(s)
+        end_run(s, w.failed_us[i], w.failed_oom[i], w.end_us[i])
         if s.run_us >= 0:
             s.restarts += 1
         s.run_us = w.scheduled_us[i]

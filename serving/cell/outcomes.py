@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.features.fold.live_kernel import TOO_LATE
-from reclaim.serving.wire.rows import IN_ALLOC, LOGICAL_NAME, SINCE_US, USER, FactRows
+from reclaim.serving.wire.rows import FAILED_OOM, FAILED_US, IN_ALLOC, LOGICAL_NAME, SINCE_US, USER, FactRows
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.clock import CellClock
@@ -90,6 +90,12 @@ def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64
         new = facts.columns[column][rows]
         first = np.flatnonzero((new >= 0) & (tasks[name][at] < 0))[::-1]  # the first value stays, of one call, too
         tasks[name][at[first]] = new[first]
+    failed_us, oom = facts.columns[FAILED_US][rows], facts.columns[s.OUT_OF_MEMORY][rows]
+    said = np.flatnonzero((failed_us >= 0) & (oom >= 0))
+    said = said[np.lexsort((oom[said], failed_us[said]))]  # the last failure that says counts, whatever their order
+    of, before_us = at[said], tasks[FAILED_US][at[said]]
+    said = said[(failed_us[said] > before_us) | (failed_us[said] == before_us) & (oom[said] > tasks[FAILED_OOM][of])]
+    tasks[FAILED_US][at[said]], tasks[FAILED_OOM][at[said]] = failed_us[said], oom[said] > 0
     since_us = facts.columns[SINCE_US][rows]
     # the limit that began last is the current one, whatever the order in which limits are told
     limited = np.argsort(since_us, kind="stable")

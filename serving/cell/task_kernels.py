@@ -16,6 +16,7 @@ from reclaim.data.core.jit import LENT, copy_row
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.windows import Windows
 from reclaim.serving.cell.task_record import LAST, UNKNOWN_TASK, Ids, LastColumns
+from reclaim.serving.wire.rows import FAILED_OOM, FAILED_US
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Taken
@@ -126,7 +127,9 @@ def _note(
 
 
 _UNKNOWN = np.array([UNKNOWN_TASK])
-_FILLED: Final = (s.SCHEDULED_US, s.MACHINE_ID, "user", "name", "limit", s.TIER, s.SCHEDULING_CLASS)
+_FILLED: Final = (
+    s.SCHEDULED_US, s.MACHINE_ID, "user", "name", "limit", s.TIER, s.SCHEDULING_CLASS, FAILED_US, FAILED_OOM
+)  # fmt: skip
 """Fields of windows that may be missing, in addition to ``in_alloc``."""
 
 
@@ -167,8 +170,11 @@ def _fill(
     out: Any,  # columns of n rows
     limits: Any,  # (2, R) float64, to work in
 ) -> None:
-    start_us, end_us, scheduled_us, machine, user, name, limit, tier, scheduling_class, in_alloc = given
-    to_scheduled, to_machine, to_user, to_name, to_limit, to_tier, to_class, to_alloc = out
+    (
+        start_us, end_us, scheduled_us, machine, user, name, limit, tier, scheduling_class, failed_us, failed_oom,
+        in_alloc,
+    ) = given  # fmt: skip
+    to_scheduled, to_machine, to_user, to_name, to_limit, to_tier, to_class, to_failed, to_oom, to_alloc = out
     now, granted = limits[0], limits[1]  # current limit, and that of the last window
     for k in range(len(order)):
         i = order[k]
@@ -176,6 +182,7 @@ def _fill(
         if k == 0 or slot[order[k - 1]] != slot[i]:
             latest, run, place, owner, called = task.scheduled_us, task.run_us, task.machine, task.user, task.name
             rank, level, alloc, since_us = task.tier, task.scheduling_class, task.in_alloc, task.limit_us
+            died_us, died_oom = task.failed_us, task.failed_oom
             for r in range(len(now)):
                 now[r], granted[r] = task.limit[r], task.granted[r]
         begun = latest if latest < end_us[i] else run  # a window of an earlier run, of which the last is known
@@ -184,6 +191,9 @@ def _fill(
         to_tier[i] = tier[i] if tier[i] >= 0 else rank
         to_class[i] = scheduling_class[i] if scheduling_class[i] >= 0 else level
         to_alloc[i] = in_alloc[i] > 0 if in_alloc[i] >= 0 else alloc
+        to_failed[i], to_oom[i] = died_us, died_oom
+        if failed_us[i] > died_us:
+            to_failed[i], to_oom[i] = failed_us[i], failed_oom[i]
         to_user[i] = owner if owner >= 0 else user[i]
         to_name[i] = called if called >= 0 else name[i]
         earlier = start_us[i] < since_us and granted[0] == granted[0]  # another limit was current then
@@ -196,6 +206,7 @@ def _fill(
             continue
         latest, run = max(latest, to_scheduled[i]), to_scheduled[i]
         place, owner, called = to_machine[i], to_user[i], to_name[i]
+        died_us, died_oom = to_failed[i], to_oom[i]
         rank, level, alloc = to_tier[i], to_class[i], to_alloc[i]
         replaces = _replaces(to_limit[i], start_us[i], now, since_us)
         since_us = start_us[i] if replaces else since_us

@@ -274,13 +274,16 @@ class Tracker:
         outlived: NDArray[np.bool_] = ended_us < began_us
         return outlived
 
-    def failed(self, facts: FactRows) -> tuple[Ids, Ids]:
-        """Return the slots of failed tasks and the times; must be called before ``store_facts``."""
+    def failed(self, facts: FactRows) -> tuple[Ids, Ids, Ids]:
+        """Return the slots of failed tasks, the times, and 1 for out of memory, 0 for not, -1 where it is not said.
+
+        Must be called before ``store_facts``.
+        """
         ended_us, slot = facts.columns[ENDED_US], self._slots.find(facts.key)
         ended = (ended_us >= 0) & (facts.columns[FAILED] > 0) & ~self._outlived(slot, ended_us)
         failed_us = np.where(ended, ended_us, facts.columns[FAILED_US])
         met = (slot >= 0) & (failed_us >= 0)
-        return slot[met], failed_us[met]
+        return slot[met], failed_us[met], facts.columns[s.OUT_OF_MEMORY][met]
 
     def promote(self, scorer: Scorer, following: Following | None = None) -> None:
         """Change the model: all tasks are scored again, then all answers change at once.

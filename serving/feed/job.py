@@ -405,9 +405,9 @@ class Feed:
         refused = {code: n - self._said.get(code, 0) for code, n in self.report.refused.items()}
         self._said = dict(self.report.refused)
         more = "".join(f", {n:,} windows refused as {code}" for code, n in sorted(refused.items()) if n)
-        parts = [f"{_share(table, resource)} of {word}" for resource, word in (("cpu", "CPU"), ("memory", "memory"))]
+        parts = [_share(table, resource, word) for resource, word in (("cpu", "CPU"), ("memory", "memory"))]
         moment = _moment(self._written_us / _US)
-        self.say(f"{moment}: {table.num_rows:,} containers, {' and '.join(parts)} limits reserved{more}")
+        self.say(f"{moment}: {table.num_rows:,} containers, reserved of limits: {', '.join(parts)}{more}")
 
     def _count(self, written: WriteAnswer) -> None:
         for code, n in written.refused.items():
@@ -441,7 +441,11 @@ def _moment(at_s: float) -> str:
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _share(table: pa.Table, resource: str) -> str:
-    """Return the share of the limits that is reserved, in words."""
-    limit, reserved = (pc.sum(table[f"{resource}_{what}"]).as_py() for what in ("limit", "reservation"))
-    return f"{100 * reserved / limit:.1f} %" if limit else "0 %"
+def _share(table: pa.Table, resource: str, word: str) -> str:
+    """Return the share of the enforced limits that is reserved, and how many containers have one, in words."""
+    limited = table.filter(pc.is_valid(table[f"{resource}_limit"]))
+    if not limited.num_rows:
+        return f"no {word} limit"
+    limit, reserved = (pc.sum(limited[f"{resource}_{what}"]).as_py() for what in ("limit", "reservation"))
+    of = "" if limited.num_rows == table.num_rows else f" ({limited.num_rows:,} have one)"
+    return f"{100 * reserved / limit:.1f} % of {word}{of}"

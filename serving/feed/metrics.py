@@ -20,6 +20,7 @@ from reclaim.data.schema import RESOURCES
 _LABELS: Final = {"cluster": s.CLUSTER, "namespace": s.NAMESPACE, "pod": s.POD, "container": s.CONTAINER}
 """Labels of kube-state-metrics, by which its metrics are joined, and the columns that have them."""
 _AMOUNTS: Final = ("reservation", "limit", "request")
+_NAMED: Final = {"limit": "limit that is enforced"}
 _UNITS: Final = {"cpu": "cores", "memory": "bytes"}
 _LOOPBACK: Final = "127.0.0.1"
 
@@ -60,7 +61,7 @@ class NamedMetrics(Collector):
         for resource in RESOURCES:
             for what in _AMOUNTS:
                 unit = _UNITS[resource]
-                words = f"{RESOURCE_TITLES[resource]} {what} of a container, in {unit}."
+                words = f"{RESOURCE_TITLES[resource]} {_NAMED.get(what, what)} of a container, in {unit}."
                 gauge = GaugeMetricFamily(f"reclaim_container_{resource}_{what}_{unit}", words, labels=list(labels))
                 for values, amount in zip(of, table[f"{resource}_{what}"].to_pylist(), strict=True):
                     if amount is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
@@ -30,7 +31,9 @@ def check_out(out: Path) -> None:
 
 
 def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Table:
-    """Return the reservations of known tasks with their names and requests, by name.
+    """Return the reservations of known tasks with their names, requests and enforced limits, by name.
+
+    Where no limit is enforced, it is null, and the one that reservations are up to instead is the assumed limit.
 
     Parameters
     ----------
@@ -52,8 +55,10 @@ def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Tabl
     columns[s.TIER] = found[s.TIER].cast(pa.string())
     for resource in RESOURCES:
         columns[f"{resource}_request"] = pa.array([t.requested[resource] for t in of], pa.float64(), from_pandas=True)
-        for what in ("limit", "reservation"):
-            columns[f"{resource}_{what}"] = found[f"{resource}_{what}"]
+        enforced = pa.array([t.limited[resource] for t in of], pa.float64(), from_pandas=True)
+        columns[f"{resource}_limit"] = enforced
+        columns[f"{resource}_assumed_limit"] = pc.if_else(pc.is_null(enforced), found[f"{resource}_limit"], None)
+        columns[f"{resource}_reservation"] = found[f"{resource}_reservation"]
         columns[f"{resource}_rule"] = found[f"{resource}_rule"].cast(pa.string())
     for name in ("oom_probability", s.END_US, s.COLLECTION_ID, s.INSTANCE_INDEX):
         columns[name] = found[name]

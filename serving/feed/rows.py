@@ -31,7 +31,8 @@ def usage_of(slot: Slot, tasks: Mapping[TaskKey, Task]) -> pa.Table:
 
 def failures_of(slot: Slot) -> pa.Table:
     """Return the runs that failed in a slot, in columns of ``TASK_COLUMNS``."""
-    return _facts(slot.failed, FAILED_US)
+    said = pa.array([oom for _, _, oom in slot.failed], pa.bool_())
+    return _facts([(key, at_us) for key, at_us, _ in slot.failed], FAILED_US).append_column(s.OUT_OF_MEMORY, said)
 
 
 def ends_of(slot: Slot) -> pa.Table:

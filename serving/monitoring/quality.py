@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import room_for
 from reclaim.data.core.jit import LENT
-from reclaim.data.oom import OOM_SHARE
+from reclaim.data.oom import is_last, near_limit
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
@@ -22,8 +22,6 @@ from reclaim.features.registry import SLOT_S
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.violation import violates_in_kernel
 
-_LAST_WINDOW_US: Final = 600_000_000
-"""Longest time from a task's last window to its failure, µs: the same as in the label that models are trained on."""
 MOST_WANTED: Final = 8_192
 """Answers that one call asks for, at most: those of a whole cell would otherwise begin and end in the same call."""
 _SETTLE_US: Final = 30_000_000
@@ -74,7 +72,7 @@ class QualityNumbers:
     oom_judged : int64, shape (T,)
         Answers with an OOM probability whose horizon has passed with the task seen in it, or ended.
     oom_met : int64, shape (T,)
-        Those that met an OOM (``targets.OOM_DEFINITION``), as far as ends were reported.
+        Those that met an OOM (``data.oom``), as far as ends were reported.
     oom_predicted : float64, shape (T,)
         Sum of their probabilities: equal to ``oom_met`` in the long run where the probability is calibrated.
     oom_brier : float64, shape (T,)
@@ -121,7 +119,7 @@ def _no_numbers(levels: tuple[float, ...], margins: tuple[str, ...]) -> QualityN
 class LiveQuality:
     """Compares answers with the demand that follows: one answer of a task at a time, so about one per horizon.
 
-    An answer is violated as in ``training.estimators.online``: a window that ends after the answer and begins within
+    An answer is violated as in ``training.margins.online``: a window that ends after the answer and begins within
     its horizon demands more than was reserved, and that was less than the limit. Each model has an object of
     its own. All is in memory alone: a restart loses pending answers, and the counts begin at 0 again, which Prometheus
     takes for a restart.
@@ -186,7 +184,7 @@ class LiveQuality:
         """
         self._make_room(slot)
         now = demand(windows)
-        near = now[:, _MEMORY] >= OOM_SHARE * windows.limit[:, _MEMORY]
+        near = near_limit(now[:, _MEMORY], windows.limit[:, _MEMORY])
         start_us, end_us = np.ascontiguousarray(windows.start_us), np.ascontiguousarray(windows.end_us)
         _observe(self._tasks, np.ascontiguousarray(slot), start_us, end_us, now, near, self.horizon_us)
 
@@ -240,21 +238,31 @@ class LiveQuality:
             tier_key(tier), *amounts,
         )  # fmt: skip
 
-    def failed(self, slot: NDArray[np.int64], time_us: NDArray[np.int64]) -> None:
-        """Record failed tasks, (n,) each, before ``forget``; an OOM where their last memory was at the limit.
+    def failed(
+        self, slot: NDArray[np.int64], time_us: NDArray[np.int64], out_of_memory: NDArray[np.int64]
+    ) -> None:  # fmt: skip
+        """Record failed tasks before ``forget``.
 
         A failure that is reported again, or after a later one of its task, does not count.
+
+        Parameters
+        ----------
+        slot, time_us : int64, shape (n,)
+        out_of_memory : int64, shape (n,)
+            1 for one that is recorded as out of memory, 0 for one that is recorded as another one; -1 where it is not
+            recorded: then it was out of memory if the task's last memory was at the limit (``data.oom``).
         """
         self._make_room(slot)
-        slot, time_us = np.unique(np.stack([slot, time_us]), axis=1)
+        slot, time_us, said = np.unique(np.stack([slot, time_us, out_of_memory]), axis=1)
         task = self._tasks[slot]
-        last = (task["last_start_us"] < time_us) & (task["last_end_us"] >= time_us - _LAST_WINDOW_US)
+        derived = is_last(task["last_start_us"], task["last_end_us"], time_us) & (task["near"] != 0)
         answer_us = task["answer_us"]
         within = (answer_us > 0) & (answer_us < time_us) & (time_us <= answer_us + self.horizon_us)
-        oom = last & within & (task["near"] != 0)
-        self._tasks["failed"][slot[oom]] = 1
+        self._tasks["failed"][slot[within & np.where(said < 0, derived, said > 0)]] = 1
         with self._lock:
-            self._numbers.failures[0] += np.count_nonzero(time_us > task["failed_us"])
+            fresh = time_us > task["failed_us"]
+            fresh[1:] &= (slot[1:] != slot[:-1]) | (time_us[1:] != time_us[:-1])  # told twice in one call
+            self._numbers.failures[0] += np.count_nonzero(fresh)
         np.maximum.at(self._tasks["failed_us"], slot, time_us)
 
     def settle(self, clock_us: int) -> None:

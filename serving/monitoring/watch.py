@@ -141,9 +141,9 @@ class Watch:
 
         self._later(answered)
 
-    def failed(self, slot: Ids, time_us: Ids) -> None:
-        """Record tasks that failed."""
-        self._for_each(lambda watched: watched.quality.failed(slot, time_us))
+    def failed(self, slot: Ids, time_us: Ids, out_of_memory: Ids) -> None:
+        """Record tasks that failed, as ``LiveQuality.failed``."""
+        self._for_each(lambda watched: watched.quality.failed(slot, time_us, out_of_memory))
 
     def forget(self, slot: Ids) -> None:
         """Record tasks that left."""

@@ -31,6 +31,10 @@ MOST_ERRORS: Final = 100
 """Refused rows that an answer describes one by one; further ones are counted by code."""
 FAILED_WITHOUT_END: Final = "failed says how a task ended and needs ended_us; a run that another follows has failed_us"
 """Message about a fact that says how a task ended, and not when."""
+OOM_WITHOUT_FAILURE: Final = (
+    "out_of_memory says how a run failed and needs failed_us, or failed with ended_us; false may have ended_us alone"
+)
+"""Message about a fact that says what a failure was, and has none."""
 MOST_NAMED: Final = 500_000
 """Tasks, machines or collections that a query names at most, of each."""
 MOST_PAGE: Final = 10_000
@@ -99,11 +103,19 @@ class TaskFacts(_Facts):
     failed: bool = Field(
         default=False, description="Whether it ended by failing, not by finishing or being stopped; with `ended_us`."
     )
+    out_of_memory: bool | None = Field(
+        default=None,
+        description="Whether that end or failure was out of memory, as the cluster records it; absent: it is derived "
+        "from the memory of the last window.",
+    )
 
     @model_validator(mode="after")
     def _says_when(self) -> Self:
         if self.failed and self.ended_us is None:
             raise PydanticCustomError("failed_without_end", FAILED_WITHOUT_END)
+        failure = self.failed or self.failed_us is not None
+        if self.out_of_memory is not None and not failure and (self.out_of_memory or self.ended_us is None):
+            raise PydanticCustomError("oom_without_failure", OOM_WITHOUT_FAILURE)
         return self
 
 

@@ -20,6 +20,7 @@ from reclaim.serving.wire.arrow import Columns, Kind
 from reclaim.serving.wire.cell_schemas import (
     FAILED_WITHOUT_END,
     MOST_ERRORS,
+    OOM_WITHOUT_FAILURE,
     CollectionFacts,
     TaskFacts,
     TasksRequest,
@@ -45,6 +46,7 @@ SINCE_US: Final = "since_us"
 ENDED_US: Final = "ended_us"
 FAILED: Final = "failed"
 FAILED_US: Final = "failed_us"
+FAILED_OOM: Final = "failed_oom"
 ESTIMATION: Final = "estimation"
 
 _LIMITS: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT)
@@ -59,9 +61,12 @@ USAGE_COLUMNS: Final[dict[str, Kind]] = {
 }  # fmt: skip
 """Columns of usage as an Arrow table, one row per window."""
 TASK_COLUMNS: Final[dict[str, Kind]] = {
-    **_FACTS, SINCE_US: "whole", ENDED_US: "whole", FAILED: "flag", FAILED_US: "whole", ESTIMATION: "flag",
+    **_FACTS, SINCE_US: "whole", ENDED_US: "whole", FAILED: "flag", FAILED_US: "whole", s.OUT_OF_MEMORY: "flag",
+    ESTIMATION: "flag",
 }  # fmt: skip
 """Columns of facts about tasks as an Arrow table, one row per task."""
+_OF_FACTS: Final = (FAILED_US, FAILED_OOM)
+"""Columns of ``Windows`` that a cell fills in by facts of before."""
 _MIX: Final = np.int64(-7046029254386353131)
 """Odd, with bits all over: 2^64 over the golden ratio."""
 _LENGTHS: Final = {name: len(levels) for name, levels in w.VECTORS.items()}
@@ -247,6 +252,9 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
     _check_ranges(columns, (s.COLLECTION_ID,), good, refusals)
     no_end = (columns[FAILED] > 0) & (columns[ENDED_US] < 0)
     _refuse(no_end, "invalid_field", FAILED_WITHOUT_END, FAILED, good, refusals)
+    said, no_failure = columns[s.OUT_OF_MEMORY], (columns[FAILED] <= 0) & (columns[FAILED_US] < 0)
+    of_none = (said >= 0) & no_failure & ((said > 0) | (columns[ENDED_US] < 0))
+    _refuse(of_none, "invalid_field", OOM_WITHOUT_FAILURE, s.OUT_OF_MEMORY, good, refusals)
     row = np.flatnonzero(good)
     columns = {name: values[row] for name, values in columns.items()}
     wanted = columns.pop(ESTIMATION)
@@ -436,6 +444,8 @@ def _windows(columns: Columns) -> tuple[Windows, NDArray[np.int8]]:
         "in_alloc": in_alloc > 0,
     }
     for name, column in w.COLUMNS.items():
-        if name not in made:
+        if name in _OF_FACTS:
+            made[name] = np.full(n, column.unknown, column.dtype)
+        elif name not in made:
             made[name] = columns[name].astype(column.dtype, copy=False)
     return Windows(**made), in_alloc

@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from reclaim.data import schema as s
 from reclaim.data.core.files import make_folder, sync_folder
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.traces.recorded import RECORDED, ends_table, file_name, owners_table, windows_table
@@ -61,7 +62,8 @@ class Recorder:
 
     def take_facts(self, facts: FactRows) -> bool:
         """Keep the ends and failures of tasks, which are written with the windows of the hour; return as ``take``."""
-        ends = ends_table(facts.key, *(facts.columns[name] for name in (ENDED_US, FAILED, FAILED_US)))
+        said = (facts.columns[name] for name in (ENDED_US, FAILED, FAILED_US, s.OUT_OF_MEMORY))
+        ends = ends_table(facts.key, *said)
         if not len(ends):
             return False
         written = self._rows + len(ends) > _MOST_ROWS and self.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.oom import OOM_SHARE, oom_columns, oom_definition, oom_events
+from reclaim.data.oom import OOM_SHARE, oom_columns, oom_definition, oom_events, recorded_failures
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
 from reclaim.features.registry import LARGEST
 from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
@@ -209,12 +209,32 @@ def test_a_record_of_an_oom_is_taken_at_its_word(history: History) -> None:
         said = fail(1500).append_column(s.OUT_OF_MEMORY, pa.array([recorded], pa.bool_()))
         assert len(oom_events(windows, said)[0]) == expected
     full = history([0.1] * 3, [0.2, 0.3, 1.0])
+    silent = fail(1500).append_column(s.OUT_OF_MEMORY, pa.array([None], pa.bool_()))
+    assert len(oom_events(full, silent)[0]) == 1  # then it is derived, as where no history says
     denied = fail(1500).append_column(s.OUT_OF_MEMORY, pa.array([False]))
     assert len(oom_events(full, denied)[0]) == 0
     manifest = {"extras": {"events": [s.OUT_OF_MEMORY]}}
     assert "recorded" in oom_definition(manifest)
     assert "derived" in oom_definition({"extras": {}})
     assert oom_columns(manifest) == [*oom_columns({}), s.OUT_OF_MEMORY]
+
+
+def test_windows_know_the_last_recorded_failure_of_their_own_task_by_their_end(history: History) -> None:
+    one, two, three = (history([0.1] * 3, [0.2] * 3, task=task, start_s=600) for task in (1, 2, 3))
+    windows = concatenate([one, two, three])  # they end at 900, 1200 and 1500 s
+    said = [(1, 900, True), (1, 1_201, False), (1, 1_400, None), (3, 901, False), (3, 901, True), (3, 5_000, False),
+            (4, 700, True)]  # fmt: skip
+    events = pa.concat_tables(
+        [fail(at_s, task=task).append_column(s.OUT_OF_MEMORY, pa.array([oom], pa.bool_())) for task, at_s, oom in said]
+    )
+    failed_us, failed_oom = recorded_failures(windows, events)
+    known = [
+        None if us < 0 else (us // S, oom) for us, oom in zip(failed_us.tolist(), failed_oom.tolist(), strict=True)
+    ]
+    assert known == [
+        (900, True), (900, True), (1_201, False), None, None, None, None, (901, True), (901, True),
+    ]  # fmt: skip
+    assert recorded_failures(windows, events.slice(0, 0))[0].tolist() == [-1] * 9
 
 
 def test_the_last_window_of_a_failure_is_looked_up_within_its_own_task(history: History) -> None:

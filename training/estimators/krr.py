@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.histogram import bucket_of, percentile_at
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
-from reclaim.data.oom import OOM_SHARE
+from reclaim.data.oom import near_limit
 from reclaim.data.schema import DAY_US, RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import Estimate, Estimator, grid, over_limit, statistic_or_limit
@@ -19,6 +19,7 @@ from reclaim.training.estimators.histogram import Grid
 
 _GRID: Final = Grid(0.001, 1.0)
 """Of CPU over the limit, which is the most that a window can demand: 0.1 % and wider by 5 % each."""
+_near_limit: Final = numba.njit(inline="always")(near_limit)
 _DAYS: Final = 14
 
 _TASK: Final = np.dtype(
@@ -45,8 +46,9 @@ class KrrEstimator(Estimator):
     limit in buckets of 0.1 % and wider, by 5 % each, of which the percentile's end is taken: up to 5 % above KRR's own,
     which is exact. Its least recommendations (0.01 cores, 100 MB) are left out, because usage has no unit here.
 
-    An estimator receives no kills, so one is derived, like the label in ``features.targets``: a new run
-    (``scheduled_us`` rises) after a window whose memory reached 98 % of the limit.
+    An estimator receives no kills, so one is derived: a new run (``scheduled_us`` rises) after a window whose memory
+    came as near its limit as in the label (``data.oom``). Unlike in the features (``features.fold.task_oom``), it
+    counts where the limit does not bind, too: published numbers rest on that.
 
     Parameters
     ----------
@@ -91,7 +93,7 @@ class KrrEstimator(Estimator):
         def fold(*columns: Any) -> None:
             _fold(
                 self._memory["task"], self._memory["count"], self._memory["daily"], self.level / 100, 1 + self.margin,
-                1 + self.oom_margin, OOM_SHARE, self.min_samples, _GRID.start, end, *columns,
+                1 + self.oom_margin, self.min_samples, _GRID.start, end, *columns,
             )  # fmt: skip
 
         self._in_parts(fold, slot, (windows.end_us, windows.scheduled_us, ratio), out)
@@ -125,7 +127,6 @@ def _fold(
     level: float,
     margin: float,
     oom_margin: float,
-    oom_share: float,
     min_samples: int,
     start: Any,  # (n_buckets,)
     end: Any,  # (n_buckets,)
@@ -159,7 +160,7 @@ def _fold(
                 s.days[today, 0] += 1
                 if k < s.at:
                     s.below += 1
-            s.full = ratio[i, 1] >= oom_share
+            s.full = _near_limit(ratio[i, 1], 1.0)
             if not np.isnan(ratio[i, 1]):
                 s.count[1] += 1
                 s.days[today, 1] += 1

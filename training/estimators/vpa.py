@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.histogram import bucket_of
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
-from reclaim.data.oom import OOM_SHARE
+from reclaim.data.oom import near_limit
 from reclaim.data.schema import DAY_US
 from reclaim.data.windows import Windows, demand
 from reclaim.training.estimators.base import (
@@ -30,6 +30,7 @@ _GRIDS: Final = (Grid(0.01, 1_000.0), Grid(1e7, 1e12))
 """VPA's own buckets, 176 of each: of CPU in cores, of memory in bytes."""
 _MINIMUM: Final = (0.025, 250 * 2.0**20)
 """Cores and bytes that VPA recommends at least for a pod of one container."""
+_near_limit: Final = numba.njit(inline="always")(near_limit)
 _DAYS: Final = 8
 """Intervals of a day whose memory peaks count."""
 _BUMP_BYTES: Final = 100 * 2.0**20
@@ -56,8 +57,8 @@ class VpaEstimator(Estimator):
     largest of it, of the last eight days; a day begins at the task's age of whole days. The lower and the upper bound
     are widened while confidence is small: the lesser of the days since the first sample and the samples over those of
     a day. After an out-of-memory kill the day's memory peak becomes the larger of it and of the limit, times
-    ``oom_bump``. An estimator receives no kills, so one is derived, like the label in ``features.targets``: a new
-    run (``scheduled_us`` rises) after a window whose memory reached 98 % of the limit.
+    ``oom_bump``. An estimator receives no kills, so one is derived, as in ``KrrEstimator``: a new run
+    (``scheduled_us`` rises) after a window whose memory came as near its limit as in the label (``data.oom``).
 
     All constants are those of the recommender's source. Histograms hold usage over the limit in
     ``histogram.RELATIVE`` buckets, unless ``unit`` says what usage is; its bucket weight below which VPA takes a bucket
@@ -126,7 +127,7 @@ class VpaEstimator(Estimator):
                  out: Any) -> None:  # fmt: skip
             self._cpu.fold(self._memory, 0, slot, start_us, end_us, scheduled_us, value, shape, value, out)
             _fold_peaks(
-                self._memory["memory"], self._weights, self.level, OOM_SHARE, self.oom_bump, bump_by,
+                self._memory["memory"], self._weights, self.level, self.oom_bump, bump_by,
                 grid.start, grid.end_of(np.arange(len(grid.start))), slot, end_us, scheduled_us, value, limit, out,
             )  # fmt: skip
 
@@ -172,7 +173,7 @@ def _percentile(s: Any, weights: Any, level: float) -> float:
 
 @numba.njit(**LENT)
 def _fold_peaks(
-    state: Any, weights: Any, level: float, oom_share: float, oom_bump: float, bump_by: float, start: Any, end: Any,
+    state: Any, weights: Any, level: float, oom_bump: float, bump_by: float, start: Any, end: Any,
     slot: Any, end_us: Any, scheduled_us: Any, value: Any, limit: Any, out: Any,
 ) -> None:  # fmt: skip
     peak, end_of_peak = np.nan, np.nan
@@ -196,7 +197,7 @@ def _fold_peaks(
                 for k in range(_DAYS - 1, -1, -1):
                     s.peak[k] = s.peak[k - days] if k >= days else -1
             memory = value[i, 1]
-            s.full = memory >= oom_share * limit[i]
+            s.full = _near_limit(memory, limit[i])
             s.bound = limit[i]
             if memory > s.peak[0]:
                 s.peak[0] = memory

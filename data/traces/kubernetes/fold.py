@@ -72,8 +72,8 @@ class Task:
         Count of restarts at the last end that was told by the state `terminated`.
     request, enforced : Said by resource
         Last samples.
-    requested : float by resource
-        Request of its last window; NaN for none, as of one that was removed.
+    requested, limited : float by resource
+        Request and enforced limit of its last window; NaN for none, as of one that was removed.
     listed : Said or None
         Last sample that lists the pod; None for none.
     container_kind : str
@@ -98,6 +98,7 @@ class Task:
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     requested: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
+    limited: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
     listed: Said | None = None
     container_kind: str = ""
     places: list[tuple[int, str]] = field(default_factory=list)
@@ -201,17 +202,18 @@ class Fold:
             listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
             task.listed = listing.last if listing is not None else None
             for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
-                for role, column, known in (("request", request, task.request), ("limit", enforced, task.enforced)):
+                for role, column, known, last in (
+                    ("request", request, task.request, task.requested),
+                    ("limit", enforced, task.enforced, task.limited),
+                ):
                     series = amounts[role].get((key, resource), [])
                     amount = AsOf(series, known[resource])
                     soon = [] if series or begun_us is None else then[role].get((key, resource), [])
                     said_here = while_said(AsOf(soon, amount.last) if soon else amount, listing, ends, begun_us)
                     if role == "limit":  # "0" is no limit in Kubernetes
                         said_here = np.where(said_here > 0, said_here, np.nan)
-                    else:
-                        task.requested[resource] = float(said_here[-1])
                     columns[column][rows] = said_here
-                    known[resource] = amount.last
+                    known[resource], last[resource] = amount.last, float(said_here[-1])
                 for place, there in places:
                     amount = self._nodes.get(place, {}).get(resource, AsOf([]))
                     columns[f"node_{resource}"][rows][there] = amount.at(ends[there])

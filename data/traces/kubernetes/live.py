@@ -17,8 +17,10 @@ from reclaim.data.traces.kubernetes.owners import Owners, PodKey
 
 _KEPT_US: Final = s.DAY_US
 """Time for which a task that is gone is remembered: its samples may come back."""
-_STARTS: Final = ("started", "started_usage")
-"""Roles whose values are times of starts, which are scraped later than the start itself."""
+_LATER: Final = (
+    "started", "started_usage", "restarts", "init_restarts", "ended_reason", "init_ended_reason", "ended_time"
+)  # fmt: skip
+"""Roles that tell of starts and ends, which are scraped later than these: a window may be the first after an end."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,15 @@ class Slot:
     end_us : int
     windows : pyarrow.Table
         Rows of usage that end in it, as an ingest of the same samples makes them.
-    failed : list of (TaskKey, int)
-        Tasks of which a run failed, and when, µs.
+    failed : list of (TaskKey, int, bool or None)
+        Tasks of which a run failed, when, µs, and whether it was out of memory; None where nothing says.
     ended : list of (TaskKey, int)
         Tasks that are gone, and when they were last seen, µs.
     """
 
     end_us: int
     windows: pa.Table
-    failed: list[tuple[TaskKey, int]]
+    failed: list[tuple[TaskKey, int, bool | None]]
     ended: list[tuple[TaskKey, int]]
 
 
@@ -60,9 +62,10 @@ class LiveFold:
         self._owners = Owners(dialect)
         self._fold = Fold(dialect, self._owners)
         self._gone: dict[TaskKey, int] = {}
+        self._ahead: list[tuple[TaskKey, int, bool | None]] = []  # failures that lie in a slot to come
 
     def take(self, series: dict[str, list[RawSeries]], start_us: int, end_us: int) -> list[Slot]:
-        """Return the slots of a range; samples after it say what tasks are, and when they started.
+        """Return the slots of a range; samples after it say what tasks are, when they started and ended.
 
         Parameters
         ----------
@@ -74,23 +77,24 @@ class LiveFold:
         self._owners.add(series)
         before = {(task.collection, task.index): task.seen_us for task in self._fold.tasks.values() if task.seen_us}
         part = cut(series, start_us // 1000, end_us // 1000)
-        told = part | {role: series.get(role, []) for role in _STARTS}
+        told = part | {role: series.get(role, []) for role in _LATER}
         windows, events = self._fold.piece(told, start_us, end_us, later=series)
         tasks = self.tasks()
         ended = [(key, seen_us) for key, seen_us in before.items() if key not in tasks]  # their owner was said since
         ended += self._ended(tasks)
         self._fold.forget(end_us - _KEPT_US)
         ends = pc.multiply(pc.divide(pc.add(windows[s.END_US], WINDOW_US - 1), WINDOW_US), WINDOW_US)
+        failures = [
+            *self._ahead,
+            *(((event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]), event[s.TIME_US], event[s.OUT_OF_MEMORY])
+              for event in events if event[s.EVENT_TYPE] == s.EventType.FAIL),
+        ]  # fmt: skip
+        self._ahead = [failure for failure in failures if failure[1] > end_us]
         slots = []
         for slot_us in range(start_us + WINDOW_US, end_us + WINDOW_US, WINDOW_US):
+            since_us = 0 if slot_us == start_us + WINDOW_US else slot_us - WINDOW_US
+            failed = [failure for failure in failures if since_us < failure[1] <= slot_us]
             last = slot_us == end_us
-            failed = [
-                ((event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]), event[s.TIME_US])
-                for event in events
-                if event[s.EVENT_TYPE] == s.EventType.FAIL
-                and (event[s.TIME_US] <= slot_us or last)
-                and (event[s.TIME_US] > slot_us - WINDOW_US or slot_us == start_us + WINDOW_US)
-            ]
             slots.append(Slot(slot_us, windows.filter(pc.equal(ends, slot_us)), failed, ended if last else []))
         return slots
 

@@ -147,7 +147,7 @@ UNSAID: Final[Said] = (np.nan, -(1 << 62))
 class AsOf:
     """Values of one thing over time, out of several series; the latest of them at a time counts.
 
-    ``last`` is the last sample of what came before.
+    ``last`` is the last sample of what came before; samples up to its time were read then.
     """
 
     def __init__(self, series: Iterable[RawSeries], last: Said = UNSAID) -> None:
@@ -155,6 +155,7 @@ class AsOf:
         time = np.concatenate([np.zeros(0, np.int64), *(one.time_ms for one in parts)]) * _MS_US
         value = np.concatenate([np.zeros(0), *(one.value for one in parts)])
         order = np.argsort(time, kind="stable")
+        order = order[time[order] > last[1]]
         self.time_us: NDArray[np.int64] = np.concatenate([[last[1]], time[order]])
         self.value: NDArray[np.float64] = np.concatenate([[last[0]], value[order]])
 

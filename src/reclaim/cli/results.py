@@ -139,7 +139,7 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     facts = {"features": str(folder), "already_there": already_there, "role": built.role}
     from reclaim.data.oom import OOM_RECORDED
 
-    label = "recorded" if built.manifest["oom_definition"] == OOM_RECORDED else "derived"
+    label = "recorded or derived" if built.manifest["oom_definition"] == OOM_RECORDED else "derived"
     lines = [
         f"{folder}: {len(built):,} of {built.bucket_start[-1]:,} rows kept, with {built.x.shape[1]} features each; "
         f"{len(built.train_rows()):,} for training, "

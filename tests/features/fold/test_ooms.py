@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -62,6 +63,34 @@ def test_the_last_and_the_least_age_of_several_ends_are_kept(history: Maker, fol
 )
 def test_a_run_that_ends_otherwise_is_no_end_out_of_memory(memory: list[float], history: Maker, fold: Fold) -> None:
     assert column(fold, runs(history, memory, [0.2]), "ooms")[-1] == [0.0]
+
+
+def failed(windows: Windows, since_row: int, at_s: float, *, oom: bool) -> Windows:
+    """Return windows that know from a row on of a failure, seconds after the first window begins."""
+    failed_us, failed_oom = windows.failed_us.copy(), windows.failed_oom.copy()
+    failed_us[since_row:], failed_oom[since_row:] = windows.start_us[0] + int(at_s * S), oom
+    return replace(windows, failed_us=failed_us, failed_oom=failed_oom)
+
+
+@pytest.mark.parametrize(("memory", "oom", "ooms"), [(0.3, True, 1.0), (0.99, False, 0.0), (0.99, True, 1.0)])
+def test_a_failure_that_is_recorded_as_out_of_memory_or_as_not_decides(
+    memory: float, oom: bool, ooms: float, history: Maker, fold: Fold
+) -> None:
+    windows = runs(history, [0.5, memory], [0.2, 0.2])
+    assert column(fold, failed(windows, 2, 590, oom=oom), "ooms") == [[0.0], [0.0], [ooms], [ooms]]
+
+
+def test_a_recorded_kill_counts_where_the_limit_does_not_bind_or_is_not_known(history: Maker, fold: Fold) -> None:
+    above, unlimited = (failed(runs(history, [1.2, 1.3, 1.2], [0.2]), 3, 890, oom=True) for _ in range(2))
+    unlimited.limit[:, 1] = np.nan
+    assert [column(fold, w, "ooms")[-1] for w in (above, unlimited)] == [[1.0], [1.0]]
+
+
+def test_a_failure_from_before_the_run_or_after_the_window_does_not_decide(history: Maker, fold: Fold) -> None:
+    """Three runs from 0, 600 and 1,200 s on; the second ends at its limit, which the third brings to light at 1,500."""
+    windows = runs(history, [0.5, 0.5], [0.5, 1.0], [0.2])
+    for at_s, ooms in ((590, 1.0), (600, 1.0), (601, 0.0), (1_500, 0.0), (1_501, 1.0)):
+        assert column(fold, failed(windows, 4, at_s, oom=False), "ooms")[-1] == [ooms]
 
 
 def test_one_window_above_the_limit_may_be_the_last(history: Maker, fold: Fold) -> None:

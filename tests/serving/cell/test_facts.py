@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.features.registry import AT
 from reclaim.serving.cell.outcomes import IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, why
 from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import Memory, S, W, assert_same, fact_rows, facts_of, memory_with, told_by, windows_of
@@ -204,3 +205,32 @@ def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
                       {"task": 1, "limit": 2.0}, {"task": 1, "ended_us": far})  # fmt: skip
     assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, TAKEN, IN_THE_FUTURE]
     assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
+
+
+def test_of_failures_in_any_order_the_last_one_that_says_what_it_was_counts(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1, "at": 9}))
+    for told, expected in (
+        ([{"failed_us": 5, "out_of_memory": True}, {"failed_us": 4, "out_of_memory": False}], (5, True)),
+        ([{"failed_us": 8}, {"failed_us": 3, "out_of_memory": False}], (5, True)),
+        ([{"failed_us": 5, "out_of_memory": False}], (5, True)),
+        ([{"failed_us": 7, "out_of_memory": False}], (7, False)),
+        ([{"failed_us": 7, "out_of_memory": True}], (7, True)),
+    ):
+        memory.tell(fact_rows(*({"task": 1, **fact} for fact in told)))
+        task = facts_of(memory)
+        assert (int(task["failed_us"]), bool(task["failed_oom"])) == expected
+    memory.write(windows_of({"task": 1, "at": 10}, {"task": 1, "at": 8}))
+    assert (int(facts_of(memory)["failed_us"]), bool(facts_of(memory)["failed_oom"])) == (7, True)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (2, 1, 3), (3, 2, 1), (2, 3, 1)])
+def test_a_recorded_kill_counts_once_in_whatever_order_the_next_run_comes(
+    memory: Memory, order: tuple[int, ...]
+) -> None:
+    memory.write(windows_of({"at": 0, "scheduled_us": 0}))
+    memory.tell(fact_rows({"task": 1, "failed_us": W + 5, "out_of_memory": True}))
+    for at in order:
+        assert memory.write(windows_of({"at": at, "scheduled_us": W + 9})) in ([TAKEN], [LATE])
+    known = memory.tracker.look(np.array([(1, 0)]), with_x=True)
+    assert known.x is not None
+    assert known.x[0, AT.ooms] == 1.0

@@ -189,16 +189,17 @@ def test_a_failed_task_is_reported_before_it_is_removed(memory: Memory) -> None:
     memory.write(windows_of({"task": 1}, {"task": 2}))
     facts = fact_rows({"task": 1, "ended_us": 7, "failed": True}, {"task": 2, "ended_us": 8}, {"task": 3, "ended_us": 9,
                       "failed": True})  # fmt: skip
-    slot, time_us = memory.tracker.failed(facts)
-    assert (slot.tolist(), time_us.tolist()) == ([0], [7])
+    slot, time_us, oom = memory.tracker.failed(facts)
+    assert (slot.tolist(), time_us.tolist(), oom.tolist()) == ([0], [7], [-1])
     assert memory.tell(facts).tolist() == [0, 1]
 
 
 def test_a_failed_run_is_reported_and_its_task_stays(memory: Memory) -> None:
     memory.write(windows_of({"task": 1, "at": 3}))
-    facts = fact_rows({"task": 1, "failed_us": 4 * W}, {"task": 2, "failed_us": 4 * W, "limit": 1.0})
-    slot, time_us = memory.tracker.failed(facts)
-    assert (slot.tolist(), time_us.tolist()) == ([0], [4 * W])
+    facts = fact_rows({"task": 1, "failed_us": 4 * W, "out_of_memory": True}, {"task": 2, "failed_us": 4 * W,
+                      "limit": 1.0})  # fmt: skip
+    slot, time_us, oom = memory.tracker.failed(facts)
+    assert (slot.tolist(), time_us.tolist(), oom.tolist()) == ([0], [4 * W], [1])
     assert memory.tell(facts).tolist() == []
     assert facts_of(memory)["windows"] == 1
 
@@ -594,7 +595,7 @@ def test_the_end_of_an_earlier_run_does_not_end_a_later_one(memory: Memory) -> N
     end = fact_rows({"task": 1, "ended_us": 5 * W, "failed": True})
     assert memory.tell(end).tolist() == [0]
     memory.write(windows_of({"at": 5}, {"at": 6}))
-    slot, _ = memory.tracker.failed(end)
+    slot, *_ = memory.tracker.failed(end)
     assert (slot.tolist(), memory.tell(end).tolist()) == ([], [])  # the same end, told again
     assert facts_of(memory)["windows"] == 2
 

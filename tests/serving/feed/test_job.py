@@ -449,7 +449,7 @@ def test_windows_that_are_refused_are_said(history: Path, service: str, monkeypa
     said: list[str] = []
     run(history, service, Moment(2.2 * HOUR_S, 2.2 * HOUR_S + 350), said=said)
     # of 26 slots until 7800 s, then of one
-    assert [line.split("reserved")[1] for line in said[1:]] == [
+    assert [line.split("of memory")[1] for line in said[1:]] == [
         ", 52 windows refused as too_many_tasks", ", 2 windows refused as too_many_tasks",
     ]  # fmt: skip
 
@@ -523,7 +523,7 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
     )
     assert len(said) == 4
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, \d+\.\d % of CPU and .* limits reserved", said[1]
+        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, reserved of limits: no CPU limit, \d+\.\d % of memory", said[1]
     )
 
 

@@ -228,6 +228,8 @@ FACT: Final = st.fixed_dictionaries(
         "scheduled_us": st.sampled_from([None, 0, 99 * SLOT_US, "x"]),
         "ended_us": st.sampled_from([None, 102 * SLOT_US, math.nan]),
         "failed": st.booleans() | st.none(),
+        "failed_us": st.sampled_from([None, 100 * SLOT_US, -1]),
+        "out_of_memory": st.booleans() | st.none(),
         "tier": st.sampled_from([None, "prod", "gold", 1]),
         "user": st.sampled_from([None, "someone", "", 5]),
         "in_alloc": st.sampled_from([None, True, 1]),

@@ -55,7 +55,7 @@ def _quality() -> LiveQuality:
         np.array([0.25]),
     )  # fmt: skip
     live.observe(slot, windows)
-    live.failed(slot, np.array([10**12]))
+    live.failed(slot, np.array([10**12]), np.array([-1]))
     live.forget(slot)
     return live
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 S = 1_000_000
 SLOT_0 = np.zeros(1, np.int64)
+NOT_SAID = np.full(1, -1)
 LEVELS = (0.5, 0.9)
 MARGINS = ("baseline", "aggressive")
 
@@ -166,18 +167,44 @@ def test_a_failure_with_its_memory_at_the_limit_is_an_oom_and_the_probability_is
     for slot, memory in enumerate((0.98, 0.97, 0.99)):
         _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], slot=slot, oom=0.75)
         live.observe(np.array([slot]), _windows((600, 0.1, memory)))
-    live.failed(np.array([0, 1]), np.array([950 * S, 950 * S]))
+    live.failed(np.array([0, 1]), np.array([950 * S, 950 * S]), NOT_SAID.repeat(2))
     live.forget(np.array([0, 1, 2]))
     n = live.numbers()
     assert (n.oom_judged.sum(), n.oom_met.sum(), n.oom_predicted.sum(), n.failures[0]) == (3, 1, 2.25, 2)
     assert n.oom_brier.sum() == 0.0625 + 2 * 0.5625
 
 
+def test_a_failure_that_is_recorded_as_out_of_memory_or_as_not_is_taken_at_its_word() -> None:
+    live = _live()
+    for slot, memory in enumerate((0.3, 0.3, 0.99, 0.99, 0.3)):
+        _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], slot=slot, oom=0.75)
+        live.observe(np.array([slot]), _windows((600, 0.1, memory)))
+    live.failed(np.arange(5), np.full(5, 950 * S), np.array([1, -1, 0, -1, 1]))
+    live.failed(np.zeros(2, np.int64), np.full(2, 950 * S), np.array([1, 0]))  # again, and against itself
+    met = []
+    for slot in range(5):
+        before = live.numbers().oom_met.sum()
+        live.forget(np.array([slot]))
+        met.append(int(live.numbers().oom_met.sum() - before))
+    assert met == [1, 0, 0, 1, 1]
+    assert live.numbers().failures[0] == 5
+
+
+def test_a_recorded_oom_before_the_answer_or_after_its_horizon_is_not_of_it() -> None:
+    for failed_s, oom in ((900, 0), (901, 1), (1_500, 1), (1_501, 0)):
+        live = _live()
+        _answer(live, 900, [[0.5, 0.5], [0.5, 0.5]], oom=0.5)
+        live.failed(SLOT_0, np.array([failed_s * S]), np.array([1]))
+        live.forget(SLOT_0)
+        assert live._tasks["failed"].tolist() == [0]
+        assert live.numbers().oom_met.sum() == oom
+
+
 def test_an_oom_counts_for_the_answer_that_was_pending_and_for_no_later_one() -> None:
     live = _live()
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], oom=0.75)
     live.observe(SLOT_0, _windows((600, 0.1, 1.0)))
-    live.failed(SLOT_0, np.array([900 * S]))
+    live.failed(SLOT_0, np.array([900 * S]), NOT_SAID)
     live.settle(1_500 * S)
     _answer(live, 1_800, [[0.5, 0.5], [0.5, 0.5]], oom=0.75)
     live.observe(SLOT_0, _windows((1_800, 0.1, 0.1)))
@@ -188,10 +215,10 @@ def test_an_oom_counts_for_the_answer_that_was_pending_and_for_no_later_one() ->
 def test_a_failure_that_is_reported_again_counts_once() -> None:
     live = _live()
     for task, failed_s in ([0, 1], [950, 950]), ([0, 0], [950, 950]), ([0, 0, 1], [960, 960, 950]), ([1], [960]):
-        live.failed(np.array(task), np.array(failed_s) * S)
+        live.failed(np.array(task), np.array(failed_s) * S, NOT_SAID.repeat(len(task)))
     assert live.numbers().failures[0] == 4
     live.forget(SLOT_0)
-    live.failed(SLOT_0, np.array([10 * S]))  # of another task
+    live.failed(SLOT_0, np.array([10 * S]), NOT_SAID)  # of another task
     assert live.numbers().failures[0] == 5
 
 
@@ -204,7 +231,7 @@ def test_a_failure_counts_within_the_horizon_of_the_answer(failed_s: int, oom: i
     live = _live()
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], oom=0.5)
     live.observe(SLOT_0, _windows((601, 0.1, 1.0)))
-    live.failed(SLOT_0, np.array([failed_s * S]))
+    live.failed(SLOT_0, np.array([failed_s * S]), NOT_SAID)
     live.forget(SLOT_0)
     assert live.numbers().oom_met.sum() == oom
 
@@ -214,7 +241,7 @@ def test_a_failure_long_after_the_last_window_is_no_oom() -> None:
         live = _live(horizon_s=3_600)
         _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], oom=0.5)
         live.observe(SLOT_0, _windows((600, 0.1, 1.0)))
-        live.failed(SLOT_0, np.array([(900 + after_s) * S]))
+        live.failed(SLOT_0, np.array([(900 + after_s) * S]), NOT_SAID)
         live.settle(9_000 * S)
         assert live.numbers().oom_met.sum() == oom
 
@@ -247,7 +274,7 @@ def test_judged_as_training_defines_its_targets(history: History) -> None:
                 np.ones((1, 2, 2)), np.array([0.5]),
             )  # fmt: skip
             live.observe(np.zeros(stop - row - 1, np.int64), windows.take(slice(row + 1, stop)))
-            live.failed(SLOT_0, windows.end_us[[stop - 1]] + S)
+            live.failed(SLOT_0, windows.end_us[[stop - 1]] + S, NOT_SAID)
             live.forget(SLOT_0)
             n = live.numbers()
             wanted = value[row, :2, h]

@@ -325,6 +325,32 @@ def test_a_task_that_failed_ended_at_a_time() -> None:
         assert "needs ended_us" in found.refusals.errors[0].message
 
 
+def test_out_of_memory_is_said_of_a_failure_and_read_alike_from_json_and_arrow() -> None:
+    told: list[dict[str, Any]] = [
+        {"failed_us": 7, "out_of_memory": True},
+        {"failed_us": 7, "out_of_memory": False},
+        {"failed_us": 7, "out_of_memory": None},
+        {"failed_us": 7},
+        {"ended_us": 7, "failed": True, "out_of_memory": True},
+        {"ended_us": 7, "out_of_memory": False},
+        {"out_of_memory": False},
+        {"ended_us": 7, "out_of_memory": True},
+        {"machine_id": 1, "out_of_memory": True},
+    ]
+    items = [{s.COLLECTION_ID: k, **fact} for k, fact in enumerate(told)]
+    by_json = rows.facts_from_json(json.dumps({"tasks": items}).encode(), 10)
+    schema = pa.schema({
+        s.COLLECTION_ID: pa.int64(), "failed": pa.bool_(), "ended_us": pa.int64(), "failed_us": pa.int64(),
+        s.OUT_OF_MEMORY: pa.bool_(), s.MACHINE_ID: pa.int64(),
+    })  # fmt: skip
+    by_arrow = rows.facts_from_arrow(bytes(arrow.write_table(pa.Table.from_pylist(items, schema))), 10)
+    for found in (by_json, by_arrow):
+        assert found.row.tolist() == [0, 1, 2, 3, 4, 5]
+        assert found.columns[s.OUT_OF_MEMORY].tolist() == [1, 0, -1, -1, 1, 0]
+        assert found.refusals.counts == {"invalid_field": 3}
+        assert all("needs failed_us" in error.message for error in found.refusals.errors)
+
+
 @pytest.mark.parametrize("more", [b"x", b"\0" * 8, None])
 def test_bytes_after_the_end_of_a_stream_are_refused(more: bytes | None) -> None:
     stream = bytes(arrow.write_table(pa.Table.from_pylist([{s.COLLECTION_ID: 1, s.START_US: 0, s.END_US: 1}], SCHEMA)))

@@ -105,14 +105,30 @@ def test_ends_and_failures_of_tasks_become_events_of_the_dataset(tmp_path: Path)
         recorder.take_facts(fact_rows(
             {"task": 1, "ended_us": W}, {"task": 2, "ended_us": 2 * W, "failed": True},
             {"task": 3, "failed_us": W + 5}, {"task": 4, "limit": 1.0},
+            {"task": 3, "failed_us": W + 6, "out_of_memory": True},
+            {"task": 5, "failed_us": W + 7, "ended_us": W + 8, "out_of_memory": True},
+            {"task": 6, "failed_us": W + 7, "ended_us": W + 8, "failed": True, "out_of_memory": False},
         ))  # fmt: skip
     recorder.close()
     dataset = ingest(tmp_path / "seen", tmp_path / "dataset", IngestConfig(trace="recorded")).dataset
-    names = [s.COLLECTION_ID, s.TIME_US, s.EVENT_TYPE]
+    names = [s.COLLECTION_ID, s.TIME_US, s.EVENT_TYPE, s.OUT_OF_MEMORY]
     events = [row for bucket in range(dataset.n_buckets) for row in dataset.events(bucket, names).to_pylist()]
     assert sorted(tuple(row[name] for name in names) for row in events) == [
-        (1, W, s.EventType.FINISH), (2, 2 * W, s.EventType.FAIL), (3, W + 5, s.EventType.FAIL),
+        (1, W, s.EventType.FINISH, None), (2, 2 * W, s.EventType.FAIL, None), (3, W + 5, s.EventType.FAIL, None),
+        (3, W + 6, s.EventType.FAIL, True), (5, W + 7, s.EventType.FAIL, True), (5, W + 8, s.EventType.FINISH, None),
+        (6, W + 7, s.EventType.FAIL, None), (6, W + 8, s.EventType.FAIL, False),
     ]  # fmt: skip
+
+
+def test_a_recording_of_before_failures_said_what_they_were_is_read(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "seen")
+    recorder.take(windows_of({"task": 1}))
+    recorder.take_facts(fact_rows({"task": 1, "failed_us": W + 5}))
+    recorder.close()
+    (file,) = (tmp_path / "seen").glob("events-*")
+    pq.write_table(pq.read_table(file).drop_columns(s.OUT_OF_MEMORY), file)
+    dataset = ingest(tmp_path / "seen", tmp_path / "dataset", IngestConfig(trace="recorded")).dataset
+    assert sum(dataset.events(bucket).num_rows for bucket in range(dataset.n_buckets)) == 1
 
 
 def test_windows_that_cannot_be_written_are_dropped_counted_and_reported_once_until_it_goes_on(

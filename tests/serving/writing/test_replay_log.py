@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reclaim.features.fold import live
 from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
+from reclaim.features.registry import AT
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.wire.errors import UNAVAILABLE
@@ -71,6 +74,8 @@ def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -
     facts = fact_rows(
         {"task": 2**62, "limit": 0.1, "since_us": 5, "user": "a", "logical_name": "b", "in_alloc": True},
         {"task": 3, "index": 4, "ended_us": 9, "failed": True, "tier": "mon", "machine_id": 0},
+        {"task": 4, "failed_us": 8, "out_of_memory": True},
+        {"task": 4, "failed_us": 9, "out_of_memory": False},
         estimation={2**62: False, 5: True},
     )
     told: FactRows = log_records.read_facts(memoryview(log_records.write_facts(facts)))
@@ -95,6 +100,10 @@ TOLD = st.fixed_dictionaries({}, optional={
     "limit": st.sampled_from([None, 0.5]), "user": st.integers(1, 2), "name": st.integers(1, 2),
     "scheduled_us": st.integers(0, 3), "tier": st.integers(0, 4), "machine_id": st.integers(0, 2),
 })  # fmt: skip
+FAILURE = st.sampled_from([
+    {}, {}, {"failed_us": 4 * W}, {"failed_us": 2 * W, "out_of_memory": True},
+    {"failed_us": 7 * W, "out_of_memory": False},
+])  # fmt: skip
 FACTS = st.fixed_dictionaries({}, optional={
     "limit": st.floats(0.1, 2.0), "since_us": st.integers(0, 10**9), "ended_us": st.just(5), "machine_id": TASK,
     "scheduled_us": st.integers(0, 3), "in_alloc": st.booleans(), "scheduling_class": st.integers(0, 3),
@@ -102,7 +111,7 @@ FACTS = st.fixed_dictionaries({}, optional={
 STEP = st.one_of(
     st.lists(st.builds(window, TASK, st.integers(0, 14), st.floats(0.01, 0.9), TOLD), min_size=1, max_size=6),
     st.tuples(
-        st.lists(st.builds(fact, TASK, FACTS), max_size=3).map(
+        st.lists(st.builds(fact, TASK, st.builds(operator.or_, FACTS, FAILURE)), max_size=3).map(
             lambda told: sorted(told, key=lambda of: "ended_us" in of)
         ),
         st.dictionaries(st.integers(1, 4), st.booleans(), max_size=2),
@@ -144,6 +153,28 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
     for each in running:
         each.close()
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_failure_that_was_recorded_decides_after_a_crash_as_before(
+    start: Callable[..., Service], *, saved: bool
+) -> None:
+    """Task 1 is killed at 30 % of its limit, task 2 fails otherwise at all of it; then a crash comes."""
+    service = start()
+    service.told({"task": 1, "scheduled_us": 0}, {"task": 2, "scheduled_us": 0, "memory": 1.0})
+    service.facts({"task": 1, "failed_us": W + 5, "out_of_memory": True},
+                  {"task": 2, "failed_us": W + 5, "out_of_memory": False})  # fmt: skip
+    if saved:
+        service.save()
+    after = crashed(service, start)
+    after.told(*({"task": task, "at": 1, "scheduled_us": W + 9} for task in (1, 2)))
+    last = crashed(after, start)
+    for one in (after, last):
+        known = one.tracker.look(np.array([(1, 0), (2, 0)]), with_x=True)
+        assert known.x is not None
+        assert known.x[:, AT.ooms].tolist() == [1.0, 0.0]
+        assert known.task["failed_us"].tolist() == [W + 5] * 2
+    assert_same(told_by(last.tracker, SETTINGS), told_by(after.tracker, SETTINGS))
 
 
 @pytest.mark.parametrize("lateness_s", [0.0, 300.0, 3_600.0])

@@ -186,8 +186,8 @@ def test_a_run_that_failed_is_said_in_the_slot_in_which_it_is_known() -> None:
         },
     )
     slots = live(series, 2100)
-    assert [(slot.end_us / US - T0, at / US - T0) for slot in slots for _, at in slot.failed] == [(900, 605)]
-    assert [(slot.end_us / US - T0, at / US - T0) for slot in live(series, 2100, 2100) for _, at in slot.failed] == [
+    assert [(slot.end_us / US - T0, at / US - T0) for slot in slots for _, at, _ in slot.failed] == [(900, 605)]
+    assert [(slot.end_us / US - T0, at / US - T0) for slot in live(series, 2100, 2100) for _, at, _ in slot.failed] == [
         (900, 605)
     ]
 
