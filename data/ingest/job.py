@@ -31,7 +31,8 @@ from reclaim.data.traces.alibaba_2017 import alibaba_2017
 from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
 from reclaim.data.traces.recorded import recorded
-from reclaim.data.traces.series import load_mapping, series
+from reclaim.data.traces.series import NO_TIER, NOT_ISO, series
+from reclaim.data.traces.series_mapping import load_mapping
 from reclaim.data.traces.source import RawTable, Source, find_files
 
 Job = TypeVar("Job")
@@ -45,8 +46,11 @@ _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 1
 """Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
 _ROWS_PER_BUCKET: Final = 100_000
 _REMEDIES: Final = {
-    mismatch("", "double"): "values of a series are plain numbers, not as 5%, 0,5 or 250m: convert dates first, as "
-    "docs/add-a-trace-or-an-estimator.md shows",
+    mismatch("", "double"): "values of a series are plain numbers, not as 5%, 0,5 or 250m; dates and timestamps are "
+    'read with time_unit = "iso"',
+    NOT_ISO: "a time is as 2026-11-28T02:00:00Z, 2026-11-28 02:00:00.5 or 2026-11-28T03:00:00+01:00; one without a "
+    'zone is UTC; numbers take time_unit "s", "ms" or "us"',
+    NO_TIER: 'give each word its tier: tier = { column = "class", batch = "free" }',
     " is past the last time there can be": "the mapping's time_unit is s, ms or us: divide nanoseconds by 1000 first",
     " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+from datetime import UTC, datetime, timedelta, timezone
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest, plan_buckets
-from reclaim.data.traces.series import _id_sql, load_mapping, series, shipped_mappings, task_id
+from reclaim.data.traces.series import _id_sql, series, task_id
+from reclaim.data.traces.series_mapping import load_mapping, shipped_mappings
 
 MAPPING = """
 task = "vm"
@@ -78,7 +81,10 @@ def test_a_bad_csv_value_is_a_reject_with_its_line(tmp_path: Path) -> None:
 def test_where_a_time_is_a_date_the_error_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,2026-11-02 00:05,1\n")
-    with pytest.raises(TraceError, match=r"t is not a double \(1\); first a\.csv line 2; .*: convert dates first"):
+    with pytest.raises(
+        TraceError,
+        match=r"t is not a double \(1\); first a\.csv line 2; .*dates and timestamps are read with time_unit = \"iso\"",
+    ):
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
@@ -294,6 +300,218 @@ def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path)
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
+NOON_US = 1_795_867_200_000_000
+"""2026-11-28 12:00 UTC: 20,785 days after 1970, and a half."""
+DATES = MAPPING.replace('"s"', '"iso"')
+
+
+@pytest.mark.parametrize(
+    ("text", "after_us"),
+    [
+        ("2026-11-28T12:00:00Z", 0),
+        ("2026-11-28 12:00:00", 0),  # without a zone it is UTC
+        ("2026-11-28T12:00", 0),
+        ("2026-11-28 12:00:00 UTC", 0),
+        ("2026-11-28T13:00:00+01:00", 0),
+        ("2026-11-28 17:30:00+0530", 0),
+        ("2026-11-28T04:00:00-08", 0),
+        ("2026-11-29 01:00:00.25+13:00", 250_000),
+        ("2026-11-28T12:00:00.000001234Z", 1),
+        ("2026-11-29", 43_200_000_000),
+        ("2026-11-28T24:00:00", 43_200_000_000),
+        (" 2026-11-28T12:00:00Z ", 0),
+    ],
+)
+def test_a_time_as_iso_text_is_read_in_its_zone_or_in_utc(tmp_path: Path, text: str, after_us: int) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n1,{text},1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, DATES))).dataset
+    assert dataset.usage(0)[s.START_US].to_pylist() == [NOON_US + after_us]
+    assert dataset.usage(0)[s.END_US].to_pylist() == [NOON_US + after_us + 300_000_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("2026-02-30T00:00:00Z", "t is not a time by ISO 8601"),
+        ("28.11.2026 12:00", "t is not a time by ISO 8601"),
+        ("2026-11-28T12:00:00 Europe/Paris", "t is not a time by ISO 8601"),
+        ("1795867200", "t is not a time by ISO 8601"),
+        ("infinity", "t is not a time by ISO 8601"),
+        ("1969-12-31T23:59:59Z", "t is before 1970"),
+        ("", "t is missing"),
+    ],
+)
+def test_a_bad_date_is_a_reject_with_its_line_and_the_remedy(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n1,2026-11-28,1\n1,{text},1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, DATES), share=0.5)).dataset
+    rejects = pq.read_table(dataset.path / "rejects" / "rejects.parquet")
+    assert rejects.to_pylist() == [{"file": "a.csv", "line": 3, "reason": reason}]
+    remedy = "2026-11-28T02:00:00Z.* one without a zone is UTC" if "ISO" in reason else ""
+    with pytest.raises(TraceError, match=rf"{reason} \(1\); first a\.csv line 3; .*{remedy}"):
+        ingest(tmp_path / "in", tmp_path / "strict", config(given_mapping(tmp_path, DATES)))
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.timestamp("s"),
+        pa.timestamp("ms"),
+        pa.timestamp("us"),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("ns", "Asia/Kolkata"),
+        pa.string(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+    ids=str,
+)
+def test_a_time_as_a_timestamp_of_parquet_is_read_in_its_zone_or_in_utc(tmp_path: Path, type_: pa.DataType) -> None:
+    (tmp_path / "in").mkdir()
+    noon = datetime(2026, 11, 28, 12, tzinfo=UTC if getattr(type_, "tz", None) else None)
+    times: list[Any] = [noon, noon + timedelta(hours=1)]
+    if not pa.types.is_timestamp(type_):
+        times = [time.replace(tzinfo=timezone(timedelta(hours=0))).isoformat() for time in times]
+    table = pa.table({"vm": [1, 1, 1], "t": pa.array([*times, None], type_), "used": [1.0, 2.0, 3.0]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, DATES), share=0.5)).dataset
+    assert dataset.usage(0)[s.START_US].to_pylist() == [NOON_US, NOON_US + 3_600_000_000]
+    assert dataset.manifest["rejects"] == {"t is missing": 1}
+
+
+def test_a_timestamp_where_a_number_is_expected_is_a_reject_that_names_the_unit_of_dates(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table = pa.table({"vm": [1], "t": pa.array([datetime(2026, 11, 28)], pa.timestamp("us")), "used": [1.0]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    with pytest.raises(TraceError, match=r"t is not a double \(1\); .* are read with time_unit = \"iso\"$"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("unit", "first", "started", "late"),
+    [
+        ("s", "600", "120", "901"),
+        ("ms", "600000", "120000", "900001"),
+        ("iso", "1970-01-01T00:10:00Z", "1970-01-01 00:02:00", "1970-01-01T00:15:00.001Z"),
+    ],
+)
+def test_the_start_of_a_run_is_in_the_unit_of_the_time_and_not_after_its_window(
+    tmp_path: Path, unit: str, first: str, started: str, late: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    rows = [f"1,{first},1,{started}", f"2,{first},1,", f"3,{first},1,{late}", f"4,{first},1,-1"]
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["vm,t,used,began", *rows]) + "\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace('"s"', f'"{unit}"') + 'scheduled_us = "began"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
+    assert dataset.usage(0)[s.SCHEDULED_US].to_pylist() == [120_000_000, None]
+    bad = "began is negative" if unit != "iso" else "began is not a time by ISO 8601"
+    assert dataset.manifest["rejects"] == {"began is after the window's end": 1, bad: 1}
+    assert s.SCHEDULED_US not in dataset.manifest["lacks"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "tiers", "rejects"),
+    [
+        ('tier = "prod"', [3, 3, 3, 3], {}),
+        ('tier = { column = "class", prod = "prod", batch = "free", "1" = "mid" }', [3, 0, 2, None], {}),
+        ('tier = { column = "class", batch = "beb" }', [1, None], {"class is no word of the mapping's tier": 2}),
+        ('tier = { column = "class" }', [3, None], {"class is no word of the mapping's tier": 2}),
+    ],
+)
+def test_a_tier_is_that_of_all_tasks_or_that_of_a_word_in_a_column(
+    tmp_path: Path, tier: str, tiers: list[int | None], rejects: dict[str, int]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used,class,rank\n1,0,1,prod,0\n2,0,1,batch,0\n3,0,1,1,0\n4,0,1,,0\n")
+    mapping = given_mapping(tmp_path, f'{tier}\n{MAPPING}priority = "rank"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.6)).dataset
+    assert dataset.usage(0)[s.TIER].to_pylist() == tiers
+    assert dataset.usage(0)[s.PRIORITY].to_pylist() == [0] * len(tiers)
+    assert dataset.manifest["rejects"] == rejects
+    assert s.TIER not in dataset.manifest["lacks"]
+    if rejects:
+        with pytest.raises(TraceError, match="give each word its tier: tier = "):
+            ingest(tmp_path / "in", tmp_path / "strict", config(mapping))
+
+
+DECILES = [float(k) for k in range(11)]
+TAIL = [9 + k / 16 for k in range(1, 10)]
+
+
+@pytest.mark.parametrize("kind", ["columns", "lists", "csv"])
+def test_percentiles_come_as_columns_or_as_lists(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    bad = [[*DECILES[1:], 0.0], [-1.0, *DECILES[1:]], [*DECILES[:10], float("inf")], [*DECILES[:10], None]]
+    vectors: list[Any] = [DECILES, [None] * 11 if kind != "lists" else None, *bad]
+    tails: list[Any] = [TAIL, *[[None] * 9] * 5] if kind != "lists" else [TAIL, *[None] * 5]
+    rows: dict[str, Any] = {"vm": [*range(6)], "t": [0] * 6, "used": [1.0] * 6}
+    if kind == "lists":
+        rows |= {"p": vectors, "q": tails}
+        text = 'cpu_percentiles = "p"\ncpu_tail_percentiles = "q"\n'
+    else:
+        p, q = ([f"{letter}{level}" for level in levels] for letter, levels in
+                (("p", s.PERCENTILES), ("q", s.TAIL_PERCENTILES)))  # fmt: skip
+        rows |= dict(zip(p, zip(*vectors, strict=True), strict=True))
+        rows |= dict(zip(q, zip(*tails, strict=True), strict=True))
+        text = f"cpu_percentiles = {p}\ncpu_tail_percentiles = {q}\n"
+    if kind == "csv":
+        pd.DataFrame(rows).to_csv(tmp_path / "in" / "a.csv", index=False)
+    else:
+        pq.write_table(pa.table(rows), tmp_path / "in" / "a.parquet")
+    dataset = ingest(
+        tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING + text), share=0.9)
+    ).dataset
+    assert dataset.usage(0)[s.CPU_PERCENTILES].to_pylist() == [DECILES, None]
+    assert dataset.usage(0)[s.CPU_TAIL_PERCENTILES].to_pylist() == [TAIL, None]
+    assert dataset.windows(0).percentiles[0].tolist() == [*DECILES[:10], *TAIL, DECILES[10]]
+    assert sorted((reason.split(": ")[1], n) for reason, n in dataset.manifest["rejects"].items()) == [
+        ("a percentile is below a lower one", 1), ("a value is missing", 1), ("a value is negative or not finite", 2)
+    ]  # fmt: skip
+
+
+def test_a_list_of_percentiles_of_another_length_is_a_reject(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table = pa.table({"vm": [1, 2], "t": [0, 0], "used": [1.0, 1.0], "p": [DECILES, DECILES[1:]]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    mapping = given_mapping(tmp_path, MAPPING + 'cpu_percentiles = "p"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    assert dataset.manifest["rejects"] == {"p: has not 11 values": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {'task = "vm"': 'task = "vm"\ntier = "class"'},
+            "got 'class' (a column that has it is { column = \"class\" })",
+        ),
+        ({'task = "vm"': 'task = "vm"\ntier = { batch = "free" }'}, "tier.column must name a column"),
+        (
+            {'task = "vm"': 'task = "vm"\ntier = { column = "c", batch = "low" }'},
+            "tier.batch must be one of free, beb, mid, prod, mon, got 'low'",
+        ),
+        ({"cpu_limit = 4.0": 'tier = "prod"'}, "key 'tier' belongs above [columns]"),
+        ({"cpu_limit = 4.0": "scheduled_us = 5"}, "columns.scheduled_us must be a column name, got 5"),
+        (
+            {"cpu_limit = 4.0": 'cpu_percentiles = ["p50", "p90"]'},
+            "must be a column of lists, or 11 columns of the percentiles 0, 10 … 100, got ['p50', 'p90']",
+        ),
+        ({"cpu_limit = 4.0": "cpu_tail_percentiles = 1.0"}, "or 9 columns of the percentiles 91, 92 … 99, got 1.0"),
+        ({"cpu_limit = 4.0": 'cpu_limit = ["a"]'}, "columns.cpu_limit must be a column name or a finite number"),
+    ],
+)
+def test_a_mistake_in_what_a_mapping_says_of_tiers_runs_and_percentiles_is_named(
+    tmp_path: Path, change: dict[str, str], said: str
+) -> None:
+    text = MAPPING
+    for old, new in change.items():
+        text = text.replace(old, new)
+    with pytest.raises(ConfigError) as found:
+        load_mapping(given_mapping(tmp_path, text))
+    assert said in str(found.value)
+
+
 def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
     text = MAPPING.replace("window_s = 300", "windows = 300").replace("cpu_limit", "cpu_limits")
     with pytest.raises(ConfigError, match=r"unknown key 'windows'; missing key 'window_s'"):
@@ -326,7 +544,7 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="time names no column"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
-    with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, got 'min'"):
+    with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, iso, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains, google-2011-machines"):
         load_mapping(tmp_path / "none.toml")
@@ -351,6 +569,17 @@ def test_series_needs_a_mapping_and_other_traces_take_none() -> None:
         IngestConfig(trace="series")
     with pytest.raises(ConfigError, match="a mapping goes with trace 'series'"):
         IngestConfig(mapping="azure")
+
+
+def test_the_fingerprint_of_a_dataset_by_a_mapping_of_the_first_keys_stays(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n12,600,1.5\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    assert dataset.manifest["fingerprint"] == ("f718c67d1780523b5b6ec6e5c09d8747090ed3fdb695cf1f68a7eaaa4c5c65cc")
+    texts = {name: load_mapping(name).text for name in ("azure", "bitbrains", "google-2011-machines")}
+    assert {name: sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()} == {
+        "azure": "5eebf1570a292685", "bitbrains": "b04435496686ae09", "google-2011-machines": "eb7ab1dbedb6720c",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["azure", "bitbrains", "google-2011-machines"])
