@@ -188,19 +188,20 @@ def _is_taken(out: Path) -> bool:
 
 def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     """Return the files of a trace with their tables; refuse a folder that has none, or unfinished ones."""
-    files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
-    if not files:
-        patterns = list(dict.fromkeys(pattern for table in source.tables for pattern in table.patterns))
-        found = [path.name for path in sorted(source_folder.iterdir())]
+    by_table = [(table, find_files(source_folder, table)) for table in source.tables]
+    absent = [table for table, found in by_table if not found]
+    if len(absent) == len(by_table) or (absent and source.trace == "series"):  # a mapping names what there is
+        patterns = list(dict.fromkeys(pattern for table in absent for pattern in table.patterns))
+        there = [path.name for path in sorted(source_folder.iterdir())]
         raise TraceError(
             f"{source_folder}: no files of a {source.trace} trace (looked for {_first(patterns)}; there is "
-            f"{_first(found) or 'nothing'}); pass their folder, or name their format by --trace"
+            f"{_first(there) or 'nothing'}); pass their folder, or name their format by --trace"
         )
     partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
     if unfinished:
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
-    return files
+    return [(table, file) for table, found in by_table for file in found]
 
 
 def _first(names: list[str], n: int = 6) -> str:
@@ -314,7 +315,7 @@ def plan_buckets(files: list[tuple[RawTable, Path]]) -> int:
     rows = sum(
         file.stat().st_size / next(size for ending, size in _BYTES_PER_ROW.items() if file.name.endswith(ending))
         for table, file in files
-        if table.name not in s.OPTIONAL
+        if not table.repeated and table.name not in s.OPTIONAL
     )
     return min(max(round(rows / _ROWS_PER_BUCKET), _FEWEST_BUCKETS), _MOST_BUCKETS)
 

@@ -177,7 +177,8 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
             writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
         else:
             buckets = job.buckets if table.name in s.BUCKETED else 1
-            writer = stack.enter_context(PiecesWriter(work, buckets, repeated=table.name in s.OPTIONAL))
+            repeated = table.repeated or table.name in s.OPTIONAL
+            writer = stack.enter_context(PiecesWriter(work, buckets, repeated=repeated))
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
         stage = Stage(connection, work, job.threads, writer, rejects)

@@ -11,7 +11,7 @@ from typing import Final
 from reclaim.data import schema as s
 from reclaim.data.core.duck import INTEGERS, fits_sql, literal, mismatch, quoted
 from reclaim.data.errors import ConfigError
-from reclaim.data.traces.series_mapping import ISO, TIME_UNITS_US, VECTORS, WORDS_OF, SeriesMapping
+from reclaim.data.traces.series_mapping import CAPACITIES, ENDINGS, ISO, TIME_UNITS_US, VECTORS, WORDS_OF, SeriesMapping
 from reclaim.data.traces.source import RawTable, Source, tier_sql
 
 _MEASURED: Final = (
@@ -27,6 +27,7 @@ NOT_ISO: Final = " is not a time by ISO 8601"
 """End of the reason of a reject."""
 NO_TIER: Final = " is no word of the mapping's tier"
 """End of the reason of a reject."""
+NEGATIVE_ID: Final = " is negative, which the id of a machine is not"
 _ISO_FORM: Final = r"\s*(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(?: ?(Z|UTC|[+-]\d\d(?::?\d\d)?))?\s*"
 """A date with or without a time of the day, its first group; and its zone, the second."""
 
@@ -147,12 +148,16 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
     ConfigError
         The one file is neither CSV nor parquet, by its name.
     """
-    if alone is not None and not alone.endswith((".parquet", ".csv", ".csv.gz")):
+    if alone is not None and not alone.endswith(ENDINGS):
         raise ConfigError(f"{alone}: a file of a series ends in .parquet, .csv or .csv.gz")
     patterns = mapping.files if alone is None else (glob.escape(alone),)
     names = [mapping.task] if mapping.collection is None else [mapping.collection, mapping.task]
     ids = [*(_id_sql(quoted(name)) for name in names), "CAST(0 AS BIGINT)"]  # without a collection the index is 0
     checks = {f"{name} is missing": f"{quoted(name)} IS NOT NULL" for name in names}
+    machine = "CAST(NULL AS BIGINT)"
+    if mapping.machine is not None:
+        machine = _id_sql(quoted(mapping.machine))
+        checks[f"{mapping.machine}{NEGATIVE_ID}"] = f"{machine} >= 0"
     window_us = mapping.window_s * 1_000_000
     parts: dict[str, float] = {mapping.time: 1} if isinstance(mapping.time, str) else mapping.time
     start, of_time = _time(parts, mapping.time_unit, s.LATEST_US - window_us, "missing or ")
@@ -187,10 +192,12 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
         if isinstance(percentiles := mapping.columns.get(column), str | list):
             vectors[column], of_vector = _vector(column, percentiles)
             checks |= of_vector
+    if s.MACHINE_ID in mapping.columns:
+        machine = value(s.MACHINE_ID, "BIGINT")
     select = f"""
         {ids[0]} AS {s.COLLECTION_ID}, {ids[1]} AS {s.INSTANCE_INDEX},
         {start} AS {s.START_US}, {start} + {window_us} AS {s.END_US},
-        {value(s.MACHINE_ID, "BIGINT")} AS {s.MACHINE_ID}, CAST(0 AS TINYINT) AS {s.COLLECTION_TYPE},
+        {machine} AS {s.MACHINE_ID}, CAST(0 AS TINYINT) AS {s.COLLECTION_TYPE},
         CAST(NULL AS BIGINT) AS {s.ALLOC_COLLECTION_ID}, CAST(NULL AS BIGINT) AS {s.ALLOC_INSTANCE_INDEX},
         CAST(NULL AS DOUBLE) AS {s.CPU_SAMPLE}, CAST(NULL AS DOUBLE) AS {s.MEMORY_ASSIGNED},
         CAST(NULL AS DOUBLE) AS {s.SAMPLE_RATE_HZ}, {", ".join(f"{sql} AS {c}" for c, sql in vectors.items())},
@@ -198,7 +205,10 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
         {value(s.SCHEDULING_CLASS, "TINYINT")} AS {s.SCHEDULING_CLASS},
         {", ".join(f"{value(c, 'DOUBLE')} AS {c}" for c in _MEASURED)}
     """
-    table = RawTable(name="usage", patterns=patterns, columns=types, select=select, checks=checks, closed=False)
+    apart = tuple(name for name in [mapping.machines.get("file")] if isinstance(name, str))
+    table = RawTable(
+        name="usage", patterns=patterns, columns=types, select=select, checks=checks, closed=False, apart=apart
+    )
     named = RawTable(
         name="names",
         patterns=patterns,
@@ -206,16 +216,55 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
         select=_names_sql(ids[0], ids[1], quoted(names[0]), quoted(names[-1])),
         where=" OR ".join(f"NOT ({fits_sql(quoted(name), 'BIGINT')})" for name in names),  # a number names itself
         closed=False,
+        apart=apart,
     )
+    machines = (_machines(mapping, patterns),) if mapping.machines else ()
     given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
+    given |= {s.MACHINE_ID} if mapping.machine is not None else set()
     given |= {s.TIER} if s.PRIORITY in mapping.columns or mapping.tier is not None else set()
     return Source(
         trace="series",
-        tables=(table, named),
+        tables=(table, named, *machines),
         lacks=tuple(name for name in s.USAGE.names if name not in given),
         options={"mapping": mapping.text},
+        extras={"machines": (s.MACHINE_NAME,)} if machines else {},
         notes=() if s.CPU_LIMIT in mapping.columns else (NO_LIMIT,),
         alone=alone,
+    )
+
+
+def _text_sql(column: str) -> str:
+    """Return SQL of a name; a number names itself."""
+    return f"CASE WHEN NOT ({fits_sql(column, 'BIGINT')}) THEN {column} END"
+
+
+def _machines(mapping: SeriesMapping, patterns: tuple[str, ...]) -> RawTable:
+    """Return the machines of a file of their own, or of windows."""
+    file, capacity = mapping.machines.get("file"), [mapping.machines[name] for name in CAPACITIES]
+    column = str(mapping.machines.get("machine") or mapping.machine or mapping.columns[s.MACHINE_ID])
+    name = quoted(column)
+    sql = [quoted(raw) if isinstance(raw, str) else f"CAST({float(raw)!r} AS DOUBLE)" for raw in capacity]
+    types = {raw: "DOUBLE" for raw in capacity if isinstance(raw, str)} | {column: "VARCHAR"}
+    exact = file is None and mapping.machine is None  # a column of integers alone, as ``machine_id``
+    types |= {column: "BIGINT"} if exact else {}
+    machine, text = (name, "CAST(NULL AS VARCHAR)") if exact else (_id_sql(name), _text_sql(name))
+    checks = {f"{column} is missing": f"{name} IS NOT NULL", f"{column}{NEGATIVE_ID}": f"{machine} >= 0"}
+    for raw, value in zip(capacity, sql, strict=True):
+        checks[f"{raw} is not a capacity above 0"] = f"{value} IS NOT NULL AND {value} > 0 AND isfinite({value})"
+    return RawTable(
+        name="machines",
+        patterns=patterns if file is None else (str(file),),
+        columns=types,
+        select=f"""
+            CAST({s.BEFORE_TRACE_US} AS BIGINT) AS {s.TIME_US}, {machine} AS {s.MACHINE_ID},
+            CAST({s.MachineEventType.ADD} AS TINYINT) AS {s.EVENT_TYPE},
+            {", ".join(f"{value} AS {name}" for name, value in zip(CAPACITIES, sql, strict=True))},
+            {text} AS {s.MACHINE_NAME}
+        """,
+        checks=checks if file is not None else {},
+        where="true" if file is not None else f"{machine} >= 0",
+        closed=False,
+        repeated=file is None,
     )
 
 
@@ -230,5 +279,5 @@ def _types(mapping: SeriesMapping, times: Iterable[str], names: Iterable[str]) -
     run = mapping.columns.get(s.SCHEDULED_US)
     times = [*times, *([run] if isinstance(run, str) else [])]
     types |= dict.fromkeys(times, "VARCHAR" if mapping.time_unit == ISO else "DOUBLE")
-    words = [mapping.tier[WORDS_OF]] if isinstance(mapping.tier, dict) else []
-    return types | dict.fromkeys([*names, *words], "VARCHAR")
+    texts = [*names, *([mapping.tier[WORDS_OF]] if isinstance(mapping.tier, dict) else [])]
+    return types | dict.fromkeys([*texts, *([mapping.machine] if mapping.machine is not None else [])], "VARCHAR")

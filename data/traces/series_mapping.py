@@ -11,6 +11,8 @@
     window_s = 300           # length of a window
     tier = "prod"            # optional: tier of all tasks; or the column that has it, and the tiers of its words:
                              # { column = "class", gold = "prod", batch = "free" }
+    machine = "node"         # optional: column that names the task's machine, as a task; or machine_id under [columns],
+                             # integers alone
     files = ["*.parquet"]    # optional globs below the source folder; default *.parquet, *.csv, *.csv.gz
 
     [columns]                # canonical column = raw column, or a number that holds for every row
@@ -18,13 +20,21 @@
     cpu_limit = 100.0        # optional: without limits a series can be looked at, and nothing be learned from it
     scheduled_us = "started" # optional: start of the task's current run, in the unit of the time
     cpu_percentiles = "cpu_deciles"  # optional: a column of lists, or a list of eleven columns
+
+    [machines]               # optional: capacities, by which a closed loop can place tasks
+    cpu_capacity = 64.0      # of every machine that a window names
+    memory_capacity = 256e9
+                             # or, with a file that has one row per machine, its columns, or numbers:
+    file = "nodes.csv"       # a glob below the source folder
+    machine = "name"         # column that names the machine
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -45,13 +55,18 @@ MAPPED: Final = (
 """Canonical columns that a mapping may name."""
 WORDS_OF: Final = "column"
 """The key of a table ``tier`` that names its column; all others are words of that column."""
+CAPACITIES: Final = (s.CPU_CAPACITY, s.MEMORY_CAPACITY)
+_OF_MACHINES: Final = ("file", "machine", *CAPACITIES)
+ENDINGS: Final = (".parquet", ".csv", ".csv.gz")
+"""Endings of the files of a series."""
 _UNITS: Final = (*TIME_UNITS_US, ISO)
 _REQUIRED: Final = (s.CPU_MEAN,)
 _KEYS: Final[dict[str, tuple[type, ...]]] = {
     "task": (str,), "collection": (str,), "time": (str, dict), "time_unit": (str,), "window_s": (int,),
     "columns": (dict,), "files": (list,), "tier": (str, dict),
+    "machine": (str,), "machines": (dict,),
 }  # fmt: skip
-_OPTIONAL: Final = ("collection", "files", "tier")
+_OPTIONAL: Final = ("collection", "files", "tier", "machine", "machines")
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,11 @@ class SeriesMapping:
     tier : str or dict of str to str or None
         Tier of all tasks; or the raw column that has it, as ``WORDS_OF``, and the tiers of its words. Without words,
         they are the tiers' names.
+    machine : str or None
+        Raw column of the name of the task's machine.
+    machines : dict of str to (str or float)
+        What is known of machines: ``file`` and its column ``machine``, or neither; raw columns or constants of
+        ``CAPACITIES``. Empty: nothing.
     """
 
     task: str
@@ -90,6 +110,8 @@ class SeriesMapping:
     text: str
     collection: str | None = None
     tier: str | dict[str, str] | None = None
+    machine: str | None = None
+    machines: dict[str, str | float] = field(default_factory=dict)
 
 
 def shipped_mappings() -> list[str]:
@@ -158,6 +180,12 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems += [f"files must be globs below the source folder, got {g!r}" for g in globs if not _is_below(g)]
     if "tier" in right:
         problems += _problems_of_tier(right["tier"])
+    in_windows = [key for key in ("machine",) if key in right]
+    in_windows += [f"columns.{c}" for c in (s.MACHINE_ID,) if c in right.get("columns", {})]
+    if len(in_windows) > 1:
+        problems.append(f"{' and '.join(in_windows)} both name the machine: keep one")
+    if "machines" in right:
+        problems += _problems_of_machines(right["machines"], of_windows=bool(in_windows))
     if "columns" in right:
         columns = right["columns"]
         unknown = sorted(columns.keys() - set(MAPPED))
@@ -178,6 +206,33 @@ def _problems_of_tier(tier: str | dict[str, Any]) -> list[str]:
     problems = [] if isinstance(tier.get(WORDS_OF), str) else [f"tier.{WORDS_OF} must name a column"]
     words = {word: own for word, own in tier.items() if word != WORDS_OF}
     return problems + [f"tier.{word} must be {tiers}, got {own!r}" for word, own in words.items() if own not in s.TIERS]
+
+
+def _problems_of_machines(machines: dict[str, Any], *, of_windows: bool) -> list[str]:
+    known = ", ".join(_OF_MACHINES)
+    problems = [f"unknown key 'machines.{key}' (known: {known})" for key in sorted(machines.keys() - {*_OF_MACHINES})]
+    file = machines.get("file")
+    if "file" in machines:
+        if not isinstance(file, str) or not _is_below(file) or not file.endswith(ENDINGS):
+            problems.append(
+                f"machines.file must be a glob below the source folder that ends in {_or(ENDINGS)}, got {file!r}"
+            )
+        if not isinstance(machines.get("machine"), str):
+            problems.append("machines.machine must name the column of machines.file that names the machine")
+    elif "machine" in machines:
+        problems.append("machines.machine is a column of machines.file, which is missing")
+    elif not of_windows:
+        problems.append("machines without a file are those of the windows: name their column by 'machine'")
+    for name in CAPACITIES:
+        value = machines.get(name)
+        if not ((_is_number(value) and value) or ("file" in machines and isinstance(value, str))):
+            column = "a column of machines.file or " if "file" in machines else ""
+            problems.append(f"machines.{name} must be {column}a finite number above 0, got {value!r}")
+    return problems
+
+
+def _or(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _kind_of(column: str) -> str:

@@ -75,6 +75,10 @@ class RawTable:
         Another name of a column that files may have → the column.
     closed : bool
         Whether a column that is not listed is counted as a defect (it is not where users bring their own files).
+    repeated : bool
+        Whether it is read off files of another table, whose rows repeat it, as the machines of windows.
+    apart : tuple of str
+        Globs of files that are of another table, though a pattern finds them.
     """
 
     name: str
@@ -90,6 +94,8 @@ class RawTable:
     fields: tuple[Field, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     closed: bool = True
+    repeated: bool = False
+    apart: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -170,7 +176,8 @@ class Source:
 
 def find_files(folder: Path, table: RawTable) -> list[Path]:
     """Return the table's files in ``folder``, sorted by name."""
-    return sorted({path for pattern in table.patterns for path in folder.glob(pattern) if path.is_file()})
+    found, apart = ({path for glob in globs for path in folder.glob(glob)} for globs in (table.patterns, table.apart))
+    return sorted(path for path in found - apart if path.is_file())
 
 
 def tier_sql(priority: str, floors: Sequence[int | None] = s.TIER_FLOORS) -> str:

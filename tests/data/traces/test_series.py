@@ -479,6 +479,101 @@ def test_a_list_of_percentiles_of_another_length_is_a_reject(tmp_path: Path) -> 
     assert dataset.manifest["rejects"] == {"p: has not 11 values": 1}
 
 
+def machines_of(dataset: Dataset) -> list[tuple[Any, ...]]:
+    """Return id, capacities and name of each row of machines."""
+    rows = dataset.table("machines").to_pylist()
+    assert all(row[s.TIME_US] == 0 and row[s.EVENT_TYPE] == s.MachineEventType.ADD for row in rows)
+    return [(row[s.MACHINE_ID], row[s.CPU_CAPACITY], row[s.MEMORY_CAPACITY], row[s.MACHINE_NAME]) for row in rows]
+
+
+NODES = "vm,t,used,node\n1,300,1,n-1\n2,300,1,7\n3,300,1,\n4,300,1,n-1\n5,300,1,-3\n"
+SAME = "[machines]\ncpu_capacity = 64\nmemory_capacity = 256e9\n"
+
+
+def test_machines_have_names_as_tasks_have_and_one_capacity_or_that_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(NODES)
+    mapping = 'machine = "node"\n' + MAPPING
+    named = given_mapping(tmp_path, mapping + SAME)
+    dataset = ingest(tmp_path / "in", tmp_path / "same", config(named, share=0.5)).dataset
+    n = task_id("n-1")
+    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [n, 7, None, n]
+    assert dataset.manifest["rejects"] == {"node is negative, which the id of a machine is not": 1}
+    assert s.MACHINE_ID not in dataset.manifest["lacks"]
+    assert machines_of(dataset) == [(7, 64.0, 256e9, None), (n, 64.0, 256e9, "n-1")]
+    (tmp_path / "in" / "nodes.csv").write_text("memory,name\n1e9,n-1\n2e9,9\n,n-2\n0,n-3\n1e9,\n3e9,-1\n")
+    text = SAME.replace("256e9", '"memory"') + 'file = "nodes.csv"\nmachine = "name"\n'
+    dataset = ingest(
+        tmp_path / "in", tmp_path / "file", config(given_mapping(tmp_path, mapping + text), share=0.7)
+    ).dataset
+    assert machines_of(dataset) == [(9, 64.0, 2e9, None), (n, 64.0, 1e9, "n-1")]
+    assert dataset.manifest["rejects"] == {
+        "memory is not a capacity above 0": 2, "name is missing": 1,
+        "node is negative, which the id of a machine is not": 1,
+        "name is negative, which the id of a machine is not": 1,
+    }  # fmt: skip
+    assert dataset.n_windows == 4
+    alone = ingest(
+        tmp_path / "in" / "a.csv", tmp_path / "alone", config(given_mapping(tmp_path, mapping + text), share=0.7)
+    )
+    assert machines_of(alone.dataset) == machines_of(dataset)
+
+
+def test_machines_that_a_mapping_names_as_integers_have_the_capacity_too(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(NODES)
+    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "node"\n' + SAME)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    assert machines_of(dataset) == [(7, 64.0, 256e9, None)]
+    assert dataset.manifest["rejects"] == {"node is not a bigint": 2, "node is negative or not finite": 1}
+
+
+def test_a_file_of_machines_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(NODES)
+    text = SAME + 'file = "machines/nodes.csv"\nmachine = "name"\n'
+    with pytest.raises(
+        TraceError, match=r"no files of a series trace \(looked for machines/nodes\.csv; there is a\.csv"
+    ):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING + text)))
+
+
+def test_windows_that_are_read_for_machines_too_count_once_among_what_fills_the_buckets(tmp_path: Path) -> None:
+    with (tmp_path / "a.csv").open("wb") as file:
+        file.truncate(4_000_000_000)
+    tables = series(load_mapping(given_mapping(tmp_path, 'machine = "node"\n' + MAPPING + SAME))).tables
+    assert [table.name for table in tables] == ["usage", "names", "machines"]
+    assert plan_buckets([(table, tmp_path / "a.csv") for table in tables]) == 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SAME, "machines without a file are those of the windows: name their column by 'machine'"),
+        ('file = "a.csv"', "machines.machine must name the column of machines.file"),
+        (
+            'file = "../a.csv"\nmachine = "m"',
+            "below the source folder that ends in .parquet, .csv or .csv.gz, got '../a",
+        ),
+        ('file = "a.txt"\nmachine = "m"', "got 'a.txt'"),
+        ('machine = "m"', "machines.machine is a column of machines.file, which is missing"),
+        ("cores = 3", "unknown key 'machines.cores' (known: file, machine, cpu_capacity, memory_capacity)"),
+        ('cpu_capacity = "cores"', "machines.cpu_capacity must be a finite number above 0, got 'cores'"),
+        ('file = "a.csv"\ncpu_capacity = 0', "must be a column of machines.file or a finite number above 0, got 0"),
+        ("cpu_capacity = 1", "machines.memory_capacity must be a finite number above 0, got None"),
+    ],
+)
+def test_a_mistake_in_what_a_mapping_says_of_machines_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        load_mapping(given_mapping(tmp_path, f"{MAPPING}[machines]\n{text.removeprefix('[machines]')}\n"))
+    assert said in str(found.value)
+
+
+def test_a_mapping_names_the_machine_of_a_window_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"machine and columns\.machine_id both name the machine: keep one"):
+        load_mapping(given_mapping(tmp_path, 'machine = "node"\n' + MAPPING + 'machine_id = "node"\n'))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
