@@ -22,7 +22,7 @@ from reclaim.data.core.files import discard_folder, locked, partial_of, retired_
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
 from reclaim.data.core.stores.transfer import is_taken, marked, publish_folder, remove_mark
 from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
-from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.bucket import FORM, BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
@@ -32,7 +32,7 @@ from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
 from reclaim.data.traces.recorded import recorded
 from reclaim.data.traces.series import NO_TIER, NOT_ISO, series
-from reclaim.data.traces.series_mapping import load_mapping
+from reclaim.data.traces.series_mapping import PUBLISHED, load_mapping, shipped_mappings
 from reclaim.data.traces.source import RawTable, Source, find_files
 
 Job = TypeVar("Job")
@@ -52,6 +52,8 @@ _REMEDIES: Final = {
     'zone is UTC; numbers take time_unit "s", "ms" or "us"',
     NO_TIER: 'give each word its tier: tier = { column = "class", batch = "free" }',
     " is past the last time there can be": "the mapping's time_unit is s, ms or us: divide nanoseconds by 1000 first",
+    " must be above 0 to serve as a limit": "rows without a limit, as of what is switched off, are left out with a "
+    "larger --max-reject-share",
     " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",
 }
 """Ends of the reasons of a series' rejects, and what to do."""
@@ -167,6 +169,11 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
                     pass
             try:
                 return _make(source_folder, out, staging, source, files, buckets, config)
+            except SchemaError as error:
+                if f"{config.mapping}{PUBLISHED}" not in shipped_mappings():
+                    raise
+                published = f"--mapping {config.mapping}{PUBLISHED} reads the files as they are published"
+                raise SchemaError(f"{error}; {published}") from error
             finally:
                 release()
         report = there()
@@ -244,8 +251,12 @@ def _make(
             )
         shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
         rejects = _check_rejects(shards, staging, config, memory_mib)
-        firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # one file under two names counts once
-        distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
+        named = {
+            table.key for table in source.tables if table.file_column is not None
+        }  # a name makes another task of it
+        whose = [(x.reading, x.sha256, x.file if x.reading in named else "") for x in shards]
+        firsts = {of: x for of, x in zip(reversed(whose), reversed(shards), strict=True)}
+        distinct = tuple(x for of, x in zip(whose, shards, strict=True) if firsts[of] is x)  # others are repeated files
         finished = staging / "dataset"
         fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
         bucket_jobs = [
@@ -263,7 +274,7 @@ def _make(
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(rest, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
-    repeated = list(dict.fromkeys(x.file for x in shards if firsts[x.reading, x.sha256] is not x))
+    repeated = list(dict.fromkeys(x.file for of, x in zip(whose, shards, strict=True) if firsts[of] is not x))
     matched = {file for _, file in files}
     not_read = sorted(
         str(file.relative_to(source_folder))

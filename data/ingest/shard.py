@@ -150,6 +150,7 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         list(table.order),
         dict(table.defects),
         table.where,
+        table.file_column,
     ]
     rules += [FORMAT_VERSION, _STAGED, job.staged.to_string()]
     identity = {"bytes": n_bytes, "buckets": job.buckets, "rules": content_sha256(rules), **version_of(path)}

@@ -207,8 +207,9 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
     """
     apart = tuple(name for name in [mapping.machines.get("file")] if isinstance(name, str))
     table = RawTable(
-        name="usage", patterns=patterns, columns=types, select=select, checks=checks, closed=False, apart=apart
-    )
+        name="usage", patterns=patterns, columns=types, select=select, checks=checks, closed=False, apart=apart,
+        order=mapping.header, file_column=mapping.file_column,
+    )  # fmt: skip
     named = RawTable(
         name="names",
         patterns=patterns,
@@ -217,6 +218,8 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
         where=" OR ".join(f"NOT ({fits_sql(quoted(name), 'BIGINT')})" for name in names),  # a number names itself
         closed=False,
         apart=apart,
+        order=mapping.header,
+        file_column=mapping.file_column,
     )
     machines = (_machines(mapping, patterns),) if mapping.machines else ()
     given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
@@ -265,6 +268,8 @@ def _machines(mapping: SeriesMapping, patterns: tuple[str, ...]) -> RawTable:
         where="true" if file is not None else f"{machine} >= 0",
         closed=False,
         repeated=file is None,
+        order=mapping.header if file is None else (),
+        file_column=mapping.file_column if file is None else None,
     )
 
 

@@ -14,6 +14,8 @@
     machine = "node"         # optional: column that names the task's machine, as a task; or machine_id under [columns],
                              # integers alone
     files = ["*.parquet"]    # optional globs below the source folder; default *.parquet, *.csv, *.csv.gz
+    file_column = "vm"       # optional: name of a column that has the file's name, without folder and ending
+    header = ["time_s", "vm", "used"]  # optional: all columns, in their order, of CSV files without a header line
 
     [columns]                # canonical column = raw column, or a number that holds for every row
     cpu_mean = "cpu_used_mhz"
@@ -55,6 +57,8 @@ MAPPED: Final = (
 """Canonical columns that a mapping may name."""
 WORDS_OF: Final = "column"
 """The key of a table ``tier`` that names its column; all others are words of that column."""
+PUBLISHED: Final = "-csv"
+"""End of the name of a shipped mapping of a trace as it is published; that without it reads a cut of it in parquet."""
 CAPACITIES: Final = (s.CPU_CAPACITY, s.MEMORY_CAPACITY)
 _OF_MACHINES: Final = ("file", "machine", *CAPACITIES)
 ENDINGS: Final = (".parquet", ".csv", ".csv.gz")
@@ -64,9 +68,9 @@ _REQUIRED: Final = (s.CPU_MEAN,)
 _KEYS: Final[dict[str, tuple[type, ...]]] = {
     "task": (str,), "collection": (str,), "time": (str, dict), "time_unit": (str,), "window_s": (int,),
     "columns": (dict,), "files": (list,), "tier": (str, dict),
-    "machine": (str,), "machines": (dict,),
+    "machine": (str,), "machines": (dict,), "file_column": (str,), "header": (list,),
 }  # fmt: skip
-_OPTIONAL: Final = ("collection", "files", "tier", "machine", "machines")
+_OPTIONAL: Final = ("collection", "files", "tier", "machine", "machines", "file_column", "header")
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,10 @@ class SeriesMapping:
     machines : dict of str to (str or float)
         What is known of machines: ``file`` and its column ``machine``, or neither; raw columns or constants of
         ``CAPACITIES``. Empty: nothing.
+    file_column : str or None
+        Name of a column that has the name of the file.
+    header : tuple of str
+        Columns of CSV files without a header line. Empty: they have one.
     """
 
     task: str
@@ -112,6 +120,8 @@ class SeriesMapping:
     tier: str | dict[str, str] | None = None
     machine: str | None = None
     machines: dict[str, str | float] = field(default_factory=dict)
+    file_column: str | None = None
+    header: tuple[str, ...] = ()
 
 
 def shipped_mappings() -> list[str]:
@@ -146,7 +156,8 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
     if problems:
         raise ConfigError(f"mapping {name_or_path}: {'; '.join(problems)}")
     files = tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz")))
-    return SeriesMapping(**{"time_unit": "s", **raw, "files": files, "text": text})
+    header = tuple(raw.get("header", ()))
+    return SeriesMapping(**{"time_unit": "s", **raw, "files": files, "header": header, "text": text})
 
 
 def _problems(raw: dict[str, Any]) -> list[str]:
@@ -178,6 +189,9 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems.append(f"files must be globs, got {globs!r}")
     else:
         problems += [f"files must be globs below the source folder, got {g!r}" for g in globs if not _is_below(g)]
+    header = right.get("header", ["one"])
+    if not header or not all(isinstance(name, str) for name in header) or len(set(header)) < len(header):
+        problems.append(f"header must name each column once, got {header!r}")
     if "tier" in right:
         problems += _problems_of_tier(right["tier"])
     in_windows = [key for key in ("machine",) if key in right]

@@ -63,7 +63,8 @@ class RawTable:
         Columns without which a closed CSV or parquet file is refused (JSON leaves a null field out).
     order : tuple of str
         Columns of a CSV file in their order, for traces whose files have no header line; a first line that does not
-        fit them but names columns is skipped. Empty: the file's own header line names the columns.
+        fit them but names columns is skipped. Empty: the file's own header line names the columns. In a closed table,
+        rows without a header are split at commas, and a quote is an ordinary character.
     defects : mapping of str to str
         Known defect of rows that are accepted → SQL condition over the raw row that finds them; the manifest counts
         them.
@@ -79,6 +80,8 @@ class RawTable:
         Whether it is read off files of another table, whose rows repeat it, as the machines of windows.
     apart : tuple of str
         Globs of files that are of another table, though a pattern finds them.
+    file_column : str or None
+        Name of a column that files do not have: the file's own name, without folder and ending.
     """
 
     name: str
@@ -96,6 +99,7 @@ class RawTable:
     closed: bool = True
     repeated: bool = False
     apart: tuple[str, ...] = ()
+    file_column: str | None = None
 
     @property
     def key(self) -> str:

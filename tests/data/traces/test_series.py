@@ -296,8 +296,9 @@ def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path)
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
     assert not (tmp_path / "out").exists()
     (tmp_path / "in" / "a.csv").write_text("vm, t, used\n1, 300, 1\n")
-    with pytest.raises(SchemaError, match="the mapping names columns t, used, the file has ' t', ' used', vm"):
-        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+    mapping = given_mapping(tmp_path, MAPPING.replace('"used"', '"usage"'))
+    with pytest.raises(SchemaError, match="the mapping names columns usage, the file has ' used', t, vm"):
+        ingest(tmp_path / "in", tmp_path / "out", config(mapping))
 
 
 NOON_US = 1_795_867_200_000_000
@@ -641,7 +642,9 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
     with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, iso, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
-    with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains, google-2011-machines"):
+    with pytest.raises(
+        ConfigError, match="no such file, and shipped are only azure, azure-csv, bitbrains, bitbrains-csv"
+    ):
         load_mapping(tmp_path / "none.toml")
 
 
@@ -677,7 +680,117 @@ def test_the_fingerprint_of_a_dataset_by_a_mapping_of_the_first_keys_stays(tmp_p
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["azure", "bitbrains", "google-2011-machines"])
+PUBLISHED_VM = (
+    "Timestamp [ms];\tCPU cores;\tCPU capacity provisioned [MHZ];\tCPU usage [MHZ];\tCPU usage [%];\t"
+    "Memory capacity provisioned [KB];\tMemory usage [KB];\tDisk read throughput [KB/s];\t"
+    "Disk write throughput [KB/s];\tNetwork received throughput [KB/s];\tNetwork transmitted throughput [KB/s]\n"
+    "1376314846;\t4;\t11703.998;\t10912.25;\t93.23;\t6.7108864E7;\t6129274.4;\t0.13;\t20.06;\t1.66;\t0.73\n"
+    "1376315146;\t4;\t11703.998;\t10890.5;\t93.05;\t6.7108864E7;\t6755624.0;\t13.4;\t26.2;\t2.4;\t0.8\n"
+)
+"""Rows in the layout of GWA-T-12."""
+
+
+def test_the_files_of_bitbrains_are_read_as_they_are_published(tmp_path: Path) -> None:
+    folder = tmp_path / "2013-8"
+    folder.mkdir()
+    off = PUBLISHED_VM.splitlines()[0] + "\n1376315446;\t0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0\n"
+    for name, text in (("1", PUBLISHED_VM), ("2", PUBLISHED_VM), ("31", off)):
+        (folder / f"{name}.csv").write_text(text)
+    dataset = ingest(folder, tmp_path / "out", config("bitbrains-csv", share=1)).dataset
+    rows = dataset.usage(0).to_pylist()
+    assert [row[s.COLLECTION_ID] for row in rows] == [1, 1, 2, 2]  # two files of the same bytes are two VMs
+    assert dataset.manifest["repeated"] == []
+    first = {s.START_US: 1_376_314_846_000_000, s.CPU_MEAN: 10912.25, s.CPU_LIMIT: 11703.998,
+             s.MEMORY_MEAN: 6129274.4, s.MEMORY_LIMIT: 67108864.0}  # fmt: skip
+    assert {name: rows[0][name] for name in first} == first
+    with pytest.raises(TraceError, match="are left out with a larger --max-reject-share"):
+        ingest(folder, tmp_path / "strict", config("bitbrains-csv"))
+    with pytest.raises(SchemaError, match=r"the mapping names columns .*; --mapping bitbrains-csv reads the files"):
+        ingest(folder, tmp_path / "cut", config("bitbrains"))
+
+
+def test_the_files_of_azure_are_read_as_they_are_published(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    vm = "yNf/R3X8fyXkOJm3ihXQcT0F52a8cDWPPRzTT6QFW8N+1QPfeKR5//6xyX0VYn7X"
+    files = {
+        "vm_cpu_readings-file-1-of-125.csv.gz": f"0,{vm},19.1,22.9,20.5\n0,b+/=,0,1.5,0.25\n",
+        "trace_data_vm_cpu_readings_vm_cpu_readings-file-2-of-125.csv.gz": f"300,{vm},18,30,21\n",
+        "vmtable.csv.gz": f"{vm},s,d,0,2591700,99.36,3.42,10.19,Delay-insensitive,1,1.75\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "in" / name).write_bytes(gzip.compress(text.encode()))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config("azure-csv")).dataset
+    rows = {(row[s.COLLECTION_ID], row[s.START_US]): row for row in dataset.usage(0).to_pylist()}
+    assert {key: (row[s.CPU_MEAN], row[s.CPU_MAX], row[s.CPU_LIMIT]) for key, row in rows.items()} == {
+        (task_id(vm), 0): (20.5, 22.9, 100.0),
+        (task_id(vm), 300_000_000): (21.0, 30.0, 100.0),
+        (task_id("b+/="), 0): (0.25, 1.5, 100.0),
+    }
+    assert dataset.manifest["not_read"] == ["vmtable.csv.gz"]
+    assert dataset.manifest["rejects"] == {}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_mapping_names_the_columns_of_files_without_a_header(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "in").mkdir()
+    text = '300,"a,b;c|d\te",1\n600,web,lots\n900,web,2,3\n1200,web,4\n'
+    (tmp_path / "in" / "a.csv").write_text("\n".join(
+        line if k == 0 else line.replace(",", delimiter) for k, line in enumerate(text.splitlines())
+    ).replace('300,"a,b;c|d\te",1', delimiter.join(['300', '"a,b;c|d\te"', '1'])) + "\n")  # fmt: skip
+    mapping = given_mapping(tmp_path, 'header = ["t", "vm", "used"]\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    rejects = pq.read_table(dataset.path / "rejects" / "rejects.parquet")
+    assert list(zip(rejects["line"].to_pylist(), rejects["reason"].to_pylist(), strict=True)) == [
+        (2, "used is not a double"), (3, "row is malformed: too many columns")
+    ]  # fmt: skip
+    assert {row[s.COLLECTION_ID]: row[s.CPU_MEAN] for row in dataset.usage(0).to_pylist()} == {
+        task_id("a,b;c|d\te"): 1.0, task_id("web"): 4.0
+    }  # fmt: skip
+
+
+def test_a_header_line_where_the_mapping_says_that_there_is_none_is_a_reject(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("t,vm,used\n300,1,1\n")
+    mapping = given_mapping(tmp_path, 'header = ["t", "vm", "used"]\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
+    assert (dataset.n_windows, dataset.manifest["rejects"]) == (1, {"used is not a double": 1})
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+def test_the_name_of_a_file_can_be_a_column(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    table = pd.DataFrame({"t": [300, 600], "used": [1.0, 2.0]})
+    for path in (tmp_path / "in" / f"web.1.{ending}", tmp_path / "in" / "sub" / f"7.{ending}"):
+        table.to_parquet(path) if ending == "parquet" else table.to_csv(path, index=False)
+    text = f'file_column = "vm"\nfiles = ["**/*.{ending}"]\n'
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, text + MAPPING))).dataset
+    assert dict.fromkeys(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == dict.fromkeys(sorted([7, task_id("web.1")]))
+    assert names_of(dataset) == [("web.1", "web.1", task_id("web.1"), 0)]
+    named = given_mapping(tmp_path, text.replace('"vm"', '"used"') + MAPPING)
+    with pytest.raises(SchemaError, match="the mapping's file_column used is a column of the file; rename it"):
+        ingest(tmp_path / "in", tmp_path / "twice", config(named))
+
+
+def test_blanks_around_the_names_and_values_of_a_file_are_none_of_theirs(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("t; vm;\tused ;\thost\n300; web;\t1.5 ;\t7\n600; web; 2;\t\n")
+    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "host"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.5, 2.0]
+    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [7, None]
+    assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id("web")}
+    exact = given_mapping(tmp_path, MAPPING.replace('"vm"', '" vm"'))  # a mapping may name the blanks
+    dataset = ingest(tmp_path / "in", tmp_path / "exact", config(exact)).dataset
+    assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id(" web")}
+
+
+@pytest.mark.parametrize("header", ["[]", '["t", "t"]', "[1]"])
+def test_a_header_of_a_mapping_names_each_column_once(tmp_path: Path, header: str) -> None:
+    with pytest.raises(ConfigError, match="header must name each column once, got"):
+        load_mapping(given_mapping(tmp_path, f"header = {header}\n{MAPPING}"))
+
+
+@pytest.mark.parametrize("name", ["azure", "azure-csv", "bitbrains", "bitbrains-csv", "google-2011-machines"])
 def test_shipped_mappings_read(name: str) -> None:
     assert name in shipped_mappings()
     assert load_mapping(name).window_s == 300
