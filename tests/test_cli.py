@@ -25,7 +25,7 @@ from reclaim.config import load_config, settings_of
 from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
-from reclaim.data.traces.series import shipped_mappings
+from reclaim.data.traces.series_mapping import shipped_mappings
 from reclaim.features.build import FeatureConfig
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.training.settings import TrainConfig, shipped_configs

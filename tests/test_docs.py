@@ -24,7 +24,7 @@ from typer.main import get_command
 from reclaim.cli import app as cli
 from reclaim.config import load_config
 from reclaim.data.errors import ConfigError
-from reclaim.data.traces.series import load_mapping
+from reclaim.data.traces.series_mapping import load_mapping
 from reclaim.training.settings import TrainConfig, shipped_configs
 
 Printed = Callable[[str], None]

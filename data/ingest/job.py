@@ -22,7 +22,7 @@ from reclaim.data.core.files import discard_folder, locked, partial_of, retired_
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
 from reclaim.data.core.stores.transfer import is_taken, marked, publish_folder, remove_mark
 from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
-from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.bucket import FORM, BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
@@ -31,7 +31,8 @@ from reclaim.data.traces.alibaba_2017 import alibaba_2017
 from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
 from reclaim.data.traces.recorded import recorded
-from reclaim.data.traces.series import load_mapping, series
+from reclaim.data.traces.series import NO_TIER, NOT_ISO, series
+from reclaim.data.traces.series_mapping import PUBLISHED, load_mapping, shipped_mappings
 from reclaim.data.traces.source import RawTable, Source, find_files
 
 Job = TypeVar("Job")
@@ -45,9 +46,14 @@ _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 1
 """Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
 _ROWS_PER_BUCKET: Final = 100_000
 _REMEDIES: Final = {
-    mismatch("", "double"): "values of a series are plain numbers, not as 5%, 0,5 or 250m: convert dates first, as "
-    "docs/add-a-trace-or-an-estimator.md shows",
+    mismatch("", "double"): "values of a series are plain numbers, not as 5%, 0,5 or 250m; dates and timestamps are "
+    'read with time_unit = "iso"',
+    NOT_ISO: "a time is as 2026-11-28T02:00:00Z, 2026-11-28 02:00:00.5 or 2026-11-28T03:00:00+01:00; one without a "
+    'zone is UTC; numbers take time_unit "s", "ms" or "us"',
+    NO_TIER: 'give each word its tier: tier = { column = "class", batch = "free" }',
     " is past the last time there can be": "the mapping's time_unit is s, ms or us: divide nanoseconds by 1000 first",
+    " must be above 0 to serve as a limit": "rows without a limit, as of what is switched off, are left out with a "
+    "larger --max-reject-share",
     " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",
 }
 """Ends of the reasons of a series' rejects, and what to do."""
@@ -163,6 +169,11 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
                     pass
             try:
                 return _make(source_folder, out, staging, source, files, buckets, config)
+            except SchemaError as error:
+                if f"{config.mapping}{PUBLISHED}" not in shipped_mappings():
+                    raise
+                published = f"--mapping {config.mapping}{PUBLISHED} reads the files as they are published"
+                raise SchemaError(f"{error}; {published}") from error
             finally:
                 release()
         report = there()
@@ -184,19 +195,20 @@ def _is_taken(out: Path) -> bool:
 
 def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     """Return the files of a trace with their tables; refuse a folder that has none, or unfinished ones."""
-    files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
-    if not files:
-        patterns = list(dict.fromkeys(pattern for table in source.tables for pattern in table.patterns))
-        found = [path.name for path in sorted(source_folder.iterdir())]
+    by_table = [(table, find_files(source_folder, table)) for table in source.tables]
+    absent = [table for table, found in by_table if not found]
+    if len(absent) == len(by_table) or (absent and source.trace == "series"):  # a mapping names what there is
+        patterns = list(dict.fromkeys(pattern for table in absent for pattern in table.patterns))
+        there = [path.name for path in sorted(source_folder.iterdir())]
         raise TraceError(
             f"{source_folder}: no files of a {source.trace} trace (looked for {_first(patterns)}; there is "
-            f"{_first(found) or 'nothing'}); pass their folder, or name their format by --trace"
+            f"{_first(there) or 'nothing'}); pass their folder, or name their format by --trace"
         )
     partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
     if unfinished:
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
-    return files
+    return [(table, file) for table, found in by_table for file in found]
 
 
 def _first(names: list[str], n: int = 6) -> str:
@@ -239,8 +251,12 @@ def _make(
             )
         shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
         rejects = _check_rejects(shards, staging, config, memory_mib)
-        firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # one file under two names counts once
-        distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
+        named = {
+            table.key for table in source.tables if table.file_column is not None
+        }  # a name makes another task of it
+        whose = [(x.reading, x.sha256, x.file if x.reading in named else "") for x in shards]
+        firsts = {of: x for of, x in zip(reversed(whose), reversed(shards), strict=True)}
+        distinct = tuple(x for of, x in zip(whose, shards, strict=True) if firsts[of] is x)  # others are repeated files
         finished = staging / "dataset"
         fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
         bucket_jobs = [
@@ -258,7 +274,7 @@ def _make(
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(rest, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
-    repeated = list(dict.fromkeys(x.file for x in shards if firsts[x.reading, x.sha256] is not x))
+    repeated = list(dict.fromkeys(x.file for of, x in zip(whose, shards, strict=True) if firsts[of] is not x))
     matched = {file for _, file in files}
     not_read = sorted(
         str(file.relative_to(source_folder))
@@ -310,7 +326,7 @@ def plan_buckets(files: list[tuple[RawTable, Path]]) -> int:
     rows = sum(
         file.stat().st_size / next(size for ending, size in _BYTES_PER_ROW.items() if file.name.endswith(ending))
         for table, file in files
-        if table.name not in s.OPTIONAL
+        if not table.repeated and table.name not in s.OPTIONAL
     )
     return min(max(round(rows / _ROWS_PER_BUCKET), _FEWEST_BUCKETS), _MOST_BUCKETS)
 

@@ -150,6 +150,7 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         list(table.order),
         dict(table.defects),
         table.where,
+        table.file_column,
     ]
     rules += [FORMAT_VERSION, _STAGED, job.staged.to_string()]
     identity = {"bytes": n_bytes, "buckets": job.buckets, "rules": content_sha256(rules), **version_of(path)}
@@ -177,7 +178,8 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
             writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
         else:
             buckets = job.buckets if table.name in s.BUCKETED else 1
-            writer = stack.enter_context(PiecesWriter(work, buckets, repeated=table.name in s.OPTIONAL))
+            repeated = table.repeated or table.name in s.OPTIONAL
+            writer = stack.enter_context(PiecesWriter(work, buckets, repeated=repeated))
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
         stage = Stage(connection, work, job.threads, writer, rejects)

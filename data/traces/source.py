@@ -63,7 +63,8 @@ class RawTable:
         Columns without which a closed CSV or parquet file is refused (JSON leaves a null field out).
     order : tuple of str
         Columns of a CSV file in their order, for traces whose files have no header line; a first line that does not
-        fit them but names columns is skipped. Empty: the file's own header line names the columns.
+        fit them but names columns is skipped. Empty: the file's own header line names the columns. In a closed table,
+        rows without a header are split at commas, and a quote is an ordinary character.
     defects : mapping of str to str
         Known defect of rows that are accepted → SQL condition over the raw row that finds them; the manifest counts
         them.
@@ -75,6 +76,12 @@ class RawTable:
         Another name of a column that files may have → the column.
     closed : bool
         Whether a column that is not listed is counted as a defect (it is not where users bring their own files).
+    repeated : bool
+        Whether it is read off files of another table, whose rows repeat it, as the machines of windows.
+    apart : tuple of str
+        Globs of files that are of another table, though a pattern finds them.
+    file_column : str or None
+        Name of a column that files do not have: the file's own name, without folder and ending.
     """
 
     name: str
@@ -90,6 +97,9 @@ class RawTable:
     fields: tuple[Field, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     closed: bool = True
+    repeated: bool = False
+    apart: tuple[str, ...] = ()
+    file_column: str | None = None
 
     @property
     def key(self) -> str:
@@ -170,7 +180,8 @@ class Source:
 
 def find_files(folder: Path, table: RawTable) -> list[Path]:
     """Return the table's files in ``folder``, sorted by name."""
-    return sorted({path for pattern in table.patterns for path in folder.glob(pattern) if path.is_file()})
+    found, apart = ({path for glob in globs for path in folder.glob(glob)} for globs in (table.patterns, table.apart))
+    return sorted(path for path in found - apart if path.is_file())
 
 
 def tier_sql(priority: str, floors: Sequence[int | None] = s.TIER_FLOORS) -> str:

@@ -35,8 +35,14 @@ _INVALID_STATE: Final = "invalid state"
 """Words of the query engine's error for, among others, lines that end in different ways."""
 _ENDS_DIFFER: Final = "some lines end in a carriage return and others do not; end all in a line feed"
 _DELIMITERS: Final = ",;\t|"
+_BLANKS: Final = " \t"
 _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
+
+
+def stem_of(file: str) -> str:
+    """Return the name of a file without its folder and ending: that of a task that has a file of its own."""
+    return Path(file.removesuffix(".gz")).stem
 
 
 def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
@@ -53,12 +59,14 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
         Its columns are not the format's.
     """
     check_gzip(file)
-    delimiter, present, headed = _layout(table, file)
+    delimiter, named, headed = _layout(table, file)
+    present = named if table.closed else _without_padding(named, set(table.columns))
     names = _engine_names(file, present, set(table.named_as(set(present)).columns))
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
     _check_fields(file, delimiter, len(present), stage.rejects.most)
-    within = np.empty(0, np.int64) if table.order else _lines_within_rows(file, delimiter, len(present))
-    mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
+    plain = bool(table.order) and table.closed  # a quote is an ordinary character
+    within = np.empty(0, np.int64) if plain else _lines_within_rows(file, delimiter, len(present))
+    mark = "" if plain else '"'
     reader = (
         f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
         f"header = {str(headed).lower()}, auto_detect = false, columns = {{{declared}}}, parallel = false, "
@@ -70,11 +78,16 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     with numbered:
         of_rows = replace(stage, rejects=numbered)
         try:
-            taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
+            padded = {name for name, own in zip(present, named, strict=True) if name != own}
+            taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present, padded)
         except DamagedFileError as error:
             if _INVALID_STATE in str(error) and _ends_differ(file):
                 raise DamagedFileError(f"{file}: {_ENDS_DIFFER}") from error
             raise
+    scanned = f"SELECT 1 FROM duckdb_tables() WHERE table_name = {literal(_REJECTS)}"
+    if not stage.connection.execute(scanned).fetchall():  # no row can be wanted: nothing was read
+        numbered.path.unlink()
+        return taken
     broken = stage.connection.sql(
         f"SELECT line::BIGINT AS line, 'row is malformed: ' || lower(min(error_type::VARCHAR)) AS reason "
         f"FROM {_REJECTS} GROUP BY line ORDER BY line"
@@ -114,6 +127,15 @@ def _engine_names(file: Path, present: list[str], wanted: Set[str]) -> list[str]
         taken[free.lower()] = free
         names.append(free)
     return names
+
+
+def _without_padding(names: list[str], wanted: Set[str]) -> list[str]:
+    """Return the names of columns, those that are wanted but for blanks around them without these."""
+    stripped = [name.strip() for name in names]
+    return [
+        bare if bare in wanted and name not in wanted and bare not in names and stripped.count(bare) == 1 else name
+        for name, bare in zip(names, stripped, strict=True)
+    ]
 
 
 def _renumbered(lines: NDArray[np.int64], missed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -218,17 +240,30 @@ def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
     return _take(stage, table, file, reader, f"{_ROW_NUMBER} + 1", present)
 
 
-def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, present: list[str]) -> Taken:
+def _take(
+    stage: Stage,
+    table: RawTable,
+    file: Path,
+    reader: str,
+    number: str,
+    present: list[str],
+    padded: Set[str] = frozenset(),
+) -> Taken:
     table = table.named_as(set(present))
     _check_columns(table, file, set(present))
     casts, checks = [], {}
     for column, type_ in table.columns.items():
         name = quoted(column)
+        if column == table.file_column:
+            casts.append(f"{literal(stem_of(stage.rejects.file))} AS {name}")
+            continue
+        if column in padded:
+            name = f"nullif(trim({name}, {literal(_BLANKS)}), '')"
         if column not in present:
             casts.append(f"CAST(NULL AS {type_}) AS {name}")
             continue
         raw = f"CAST({name} AS VARCHAR)" if type_ in INTEGERS else name
-        casts.append(f"TRY_CAST({raw} AS {type_}) AS {name}")
+        casts.append(f"TRY_CAST({raw} AS {type_}) AS {quoted(column)}")
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
     relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
     with readable(file):
@@ -245,6 +280,8 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
         raise DamagedFileError(f"{file}: {CR_ALONE}")
     if len(line) == _LONGEST_HEADER_BYTES:
         raise DamagedFileError(f"{file}: the first line is longer than {_LONGEST_HEADER_BYTES >> 20} MiB")
+    if table.order and not table.closed:
+        return max(_DELIMITERS, key=line.decode("utf-8", "replace").count), list(table.order), False
     if table.order:
         fields = line.decode("utf-8", "replace").split(",")
         integers = [k for k, name in enumerate(table.order) if table.columns[name] in INTEGERS and k < len(fields)]
@@ -261,7 +298,9 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
 
 
 def _check_columns(table: RawTable, file: Path, present: set[str]) -> None:
-    missing = sorted((set(table.needs) if table.closed else table.columns.keys()) - present)
+    if table.file_column in present:
+        raise SchemaError(f"{file}: the mapping's file_column {table.file_column} is a column of the file; rename it")
+    missing = sorted((set(table.needs) if table.closed else table.columns.keys()) - present - {table.file_column})
     if missing:
         shown = (name if name == name.strip() else repr(name) for name in sorted(present))
         here = f"the file has {', '.join(shown)}"

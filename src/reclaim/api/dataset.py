@@ -110,7 +110,8 @@ def ingest(
     trace : str
         ``google-v3``, ``google-v2.1``, ``alibaba-2017``, ``kubernetes``, ``recorded`` or ``series``.
     mapping : Path or str or None
-        For ``series``: a mapping file, or ``azure``, ``bitbrains`` or ``google-2011-machines``.
+        For ``series``: a mapping file; ``azure-csv`` or ``bitbrains-csv``, as these traces are published; ``azure``,
+        ``bitbrains`` or ``google-2011-machines``, cuts in parquet.
     settings : mapping or None
         Other fields of ``data.ingest.job.IngestConfig`` by name, as ``{"buckets": 4}``.
 

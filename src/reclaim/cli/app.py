@@ -155,7 +155,7 @@ app.command(
 
 @app.command(
     epilog="Examples: `reclaim ingest cell dataset` · `reclaim ingest s3://traces/cell_a s3://datasets/cell_a` · "
-    "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains` · "
+    "`reclaim ingest fastStorage/2013-8 vms --trace series --mapping bitbrains-csv` · "
     "`reclaim ingest usage.csv dataset --trace series --mapping my.toml` · "
     "`reclaim ingest history dataset --trace kubernetes` · "
     "`reclaim ingest clusterdata-2011-2 dataset --trace google-v2.1 --memory-limit-mib 16384`"
@@ -179,7 +179,9 @@ def ingest(
     mapping: Annotated[
         str | None,
         typer.Option(
-            help="For `series`: mapping TOML, or `azure`, `bitbrains` or `google-2011-machines`.", metavar="FILE"
+            help="For `series`: mapping TOML; `azure-csv` or `bitbrains-csv`, as these traces are published; `azure`, "
+            "`bitbrains` or `google-2011-machines`, cuts in parquet.",
+            metavar="FILE",
         ),
     ] = None,
     anonymise: Annotated[

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+from datetime import UTC, datetime, timedelta, timezone
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest, plan_buckets
-from reclaim.data.traces.series import _id_sql, load_mapping, series, shipped_mappings, task_id
+from reclaim.data.traces.series import _id_sql, series, task_id
+from reclaim.data.traces.series_mapping import load_mapping, shipped_mappings
 
 MAPPING = """
 task = "vm"
@@ -78,7 +81,10 @@ def test_a_bad_csv_value_is_a_reject_with_its_line(tmp_path: Path) -> None:
 def test_where_a_time_is_a_date_the_error_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,2026-11-02 00:05,1\n")
-    with pytest.raises(TraceError, match=r"t is not a double \(1\); first a\.csv line 2; .*: convert dates first"):
+    with pytest.raises(
+        TraceError,
+        match=r"t is not a double \(1\); first a\.csv line 2; .*dates and timestamps are read with time_unit = \"iso\"",
+    ):
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
@@ -290,8 +296,316 @@ def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path)
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
     assert not (tmp_path / "out").exists()
     (tmp_path / "in" / "a.csv").write_text("vm, t, used\n1, 300, 1\n")
-    with pytest.raises(SchemaError, match="the mapping names columns t, used, the file has ' t', ' used', vm"):
+    mapping = given_mapping(tmp_path, MAPPING.replace('"used"', '"usage"'))
+    with pytest.raises(SchemaError, match="the mapping names columns usage, the file has ' used', t, vm"):
+        ingest(tmp_path / "in", tmp_path / "out", config(mapping))
+
+
+NOON_US = 1_795_867_200_000_000
+"""2026-11-28 12:00 UTC: 20,785 days after 1970, and a half."""
+DATES = MAPPING.replace('"s"', '"iso"')
+
+
+@pytest.mark.parametrize(
+    ("text", "after_us"),
+    [
+        ("2026-11-28T12:00:00Z", 0),
+        ("2026-11-28 12:00:00", 0),  # without a zone it is UTC
+        ("2026-11-28T12:00", 0),
+        ("2026-11-28 12:00:00 UTC", 0),
+        ("2026-11-28T13:00:00+01:00", 0),
+        ("2026-11-28 17:30:00+0530", 0),
+        ("2026-11-28T04:00:00-08", 0),
+        ("2026-11-29 01:00:00.25+13:00", 250_000),
+        ("2026-11-28T12:00:00.000001234Z", 1),
+        ("2026-11-29", 43_200_000_000),
+        ("2026-11-28T24:00:00", 43_200_000_000),
+        (" 2026-11-28T12:00:00Z ", 0),
+    ],
+)
+def test_a_time_as_iso_text_is_read_in_its_zone_or_in_utc(tmp_path: Path, text: str, after_us: int) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n1,{text},1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, DATES))).dataset
+    assert dataset.usage(0)[s.START_US].to_pylist() == [NOON_US + after_us]
+    assert dataset.usage(0)[s.END_US].to_pylist() == [NOON_US + after_us + 300_000_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("2026-02-30T00:00:00Z", "t is not a time by ISO 8601"),
+        ("28.11.2026 12:00", "t is not a time by ISO 8601"),
+        ("2026-11-28T12:00:00 Europe/Paris", "t is not a time by ISO 8601"),
+        ("1795867200", "t is not a time by ISO 8601"),
+        ("infinity", "t is not a time by ISO 8601"),
+        ("1969-12-31T23:59:59Z", "t is before 1970"),
+        ("", "t is missing"),
+    ],
+)
+def test_a_bad_date_is_a_reject_with_its_line_and_the_remedy(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n1,2026-11-28,1\n1,{text},1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, DATES), share=0.5)).dataset
+    rejects = pq.read_table(dataset.path / "rejects" / "rejects.parquet")
+    assert rejects.to_pylist() == [{"file": "a.csv", "line": 3, "reason": reason}]
+    remedy = "2026-11-28T02:00:00Z.* one without a zone is UTC" if "ISO" in reason else ""
+    with pytest.raises(TraceError, match=rf"{reason} \(1\); first a\.csv line 3; .*{remedy}"):
+        ingest(tmp_path / "in", tmp_path / "strict", config(given_mapping(tmp_path, DATES)))
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.timestamp("s"),
+        pa.timestamp("ms"),
+        pa.timestamp("us"),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("ns", "Asia/Kolkata"),
+        pa.string(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+    ids=str,
+)
+def test_a_time_as_a_timestamp_of_parquet_is_read_in_its_zone_or_in_utc(tmp_path: Path, type_: pa.DataType) -> None:
+    (tmp_path / "in").mkdir()
+    noon = datetime(2026, 11, 28, 12, tzinfo=UTC if getattr(type_, "tz", None) else None)
+    times: list[Any] = [noon, noon + timedelta(hours=1)]
+    if not pa.types.is_timestamp(type_):
+        times = [time.replace(tzinfo=timezone(timedelta(hours=0))).isoformat() for time in times]
+    table = pa.table({"vm": [1, 1, 1], "t": pa.array([*times, None], type_), "used": [1.0, 2.0, 3.0]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, DATES), share=0.5)).dataset
+    assert dataset.usage(0)[s.START_US].to_pylist() == [NOON_US, NOON_US + 3_600_000_000]
+    assert dataset.manifest["rejects"] == {"t is missing": 1}
+
+
+def test_a_timestamp_where_a_number_is_expected_is_a_reject_that_names_the_unit_of_dates(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table = pa.table({"vm": [1], "t": pa.array([datetime(2026, 11, 28)], pa.timestamp("us")), "used": [1.0]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    with pytest.raises(TraceError, match=r"t is not a double \(1\); .* are read with time_unit = \"iso\"$"):
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("unit", "first", "started", "late"),
+    [
+        ("s", "600", "120", "901"),
+        ("ms", "600000", "120000", "900001"),
+        ("iso", "1970-01-01T00:10:00Z", "1970-01-01 00:02:00", "1970-01-01T00:15:00.001Z"),
+    ],
+)
+def test_the_start_of_a_run_is_in_the_unit_of_the_time_and_not_after_its_window(
+    tmp_path: Path, unit: str, first: str, started: str, late: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    rows = [f"1,{first},1,{started}", f"2,{first},1,", f"3,{first},1,{late}", f"4,{first},1,-1"]
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["vm,t,used,began", *rows]) + "\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace('"s"', f'"{unit}"') + 'scheduled_us = "began"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
+    assert dataset.usage(0)[s.SCHEDULED_US].to_pylist() == [120_000_000, None]
+    bad = "began is negative" if unit != "iso" else "began is not a time by ISO 8601"
+    assert dataset.manifest["rejects"] == {"began is after the window's end": 1, bad: 1}
+    assert s.SCHEDULED_US not in dataset.manifest["lacks"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "tiers", "rejects"),
+    [
+        ('tier = "prod"', [3, 3, 3, 3], {}),
+        ('tier = { column = "class", prod = "prod", batch = "free", "1" = "mid" }', [3, 0, 2, None], {}),
+        ('tier = { column = "class", batch = "beb" }', [1, None], {"class is no word of the mapping's tier": 2}),
+        ('tier = { column = "class" }', [3, None], {"class is no word of the mapping's tier": 2}),
+    ],
+)
+def test_a_tier_is_that_of_all_tasks_or_that_of_a_word_in_a_column(
+    tmp_path: Path, tier: str, tiers: list[int | None], rejects: dict[str, int]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used,class,rank\n1,0,1,prod,0\n2,0,1,batch,0\n3,0,1,1,0\n4,0,1,,0\n")
+    mapping = given_mapping(tmp_path, f'{tier}\n{MAPPING}priority = "rank"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.6)).dataset
+    assert dataset.usage(0)[s.TIER].to_pylist() == tiers
+    assert dataset.usage(0)[s.PRIORITY].to_pylist() == [0] * len(tiers)
+    assert dataset.manifest["rejects"] == rejects
+    assert s.TIER not in dataset.manifest["lacks"]
+    if rejects:
+        with pytest.raises(TraceError, match="give each word its tier: tier = "):
+            ingest(tmp_path / "in", tmp_path / "strict", config(mapping))
+
+
+DECILES = [float(k) for k in range(11)]
+TAIL = [9 + k / 16 for k in range(1, 10)]
+
+
+@pytest.mark.parametrize("kind", ["columns", "lists", "csv"])
+def test_percentiles_come_as_columns_or_as_lists(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    bad = [[*DECILES[1:], 0.0], [-1.0, *DECILES[1:]], [*DECILES[:10], float("inf")], [*DECILES[:10], None]]
+    vectors: list[Any] = [DECILES, [None] * 11 if kind != "lists" else None, *bad]
+    tails: list[Any] = [TAIL, *[[None] * 9] * 5] if kind != "lists" else [TAIL, *[None] * 5]
+    rows: dict[str, Any] = {"vm": [*range(6)], "t": [0] * 6, "used": [1.0] * 6}
+    if kind == "lists":
+        rows |= {"p": vectors, "q": tails}
+        text = 'cpu_percentiles = "p"\ncpu_tail_percentiles = "q"\n'
+    else:
+        p, q = ([f"{letter}{level}" for level in levels] for letter, levels in
+                (("p", s.PERCENTILES), ("q", s.TAIL_PERCENTILES)))  # fmt: skip
+        rows |= dict(zip(p, zip(*vectors, strict=True), strict=True))
+        rows |= dict(zip(q, zip(*tails, strict=True), strict=True))
+        text = f"cpu_percentiles = {p}\ncpu_tail_percentiles = {q}\n"
+    if kind == "csv":
+        pd.DataFrame(rows).to_csv(tmp_path / "in" / "a.csv", index=False)
+    else:
+        pq.write_table(pa.table(rows), tmp_path / "in" / "a.parquet")
+    dataset = ingest(
+        tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING + text), share=0.9)
+    ).dataset
+    assert dataset.usage(0)[s.CPU_PERCENTILES].to_pylist() == [DECILES, None]
+    assert dataset.usage(0)[s.CPU_TAIL_PERCENTILES].to_pylist() == [TAIL, None]
+    assert dataset.windows(0).percentiles[0].tolist() == [*DECILES[:10], *TAIL, DECILES[10]]
+    assert sorted((reason.split(": ")[1], n) for reason, n in dataset.manifest["rejects"].items()) == [
+        ("a percentile is below a lower one", 1), ("a value is missing", 1), ("a value is negative or not finite", 2)
+    ]  # fmt: skip
+
+
+def test_a_list_of_percentiles_of_another_length_is_a_reject(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table = pa.table({"vm": [1, 2], "t": [0, 0], "used": [1.0, 1.0], "p": [DECILES, DECILES[1:]]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    mapping = given_mapping(tmp_path, MAPPING + 'cpu_percentiles = "p"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    assert dataset.manifest["rejects"] == {"p: has not 11 values": 1}
+
+
+def machines_of(dataset: Dataset) -> list[tuple[Any, ...]]:
+    """Return id, capacities and name of each row of machines."""
+    rows = dataset.table("machines").to_pylist()
+    assert all(row[s.TIME_US] == 0 and row[s.EVENT_TYPE] == s.MachineEventType.ADD for row in rows)
+    return [(row[s.MACHINE_ID], row[s.CPU_CAPACITY], row[s.MEMORY_CAPACITY], row[s.MACHINE_NAME]) for row in rows]
+
+
+NODES = "vm,t,used,node\n1,300,1,n-1\n2,300,1,7\n3,300,1,\n4,300,1,n-1\n5,300,1,-3\n"
+SAME = "[machines]\ncpu_capacity = 64\nmemory_capacity = 256e9\n"
+
+
+def test_machines_have_names_as_tasks_have_and_one_capacity_or_that_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(NODES)
+    mapping = 'machine = "node"\n' + MAPPING
+    named = given_mapping(tmp_path, mapping + SAME)
+    dataset = ingest(tmp_path / "in", tmp_path / "same", config(named, share=0.5)).dataset
+    n = task_id("n-1")
+    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [n, 7, None, n]
+    assert dataset.manifest["rejects"] == {"node is negative, which the id of a machine is not": 1}
+    assert s.MACHINE_ID not in dataset.manifest["lacks"]
+    assert machines_of(dataset) == [(7, 64.0, 256e9, None), (n, 64.0, 256e9, "n-1")]
+    (tmp_path / "in" / "nodes.csv").write_text("memory,name\n1e9,n-1\n2e9,9\n,n-2\n0,n-3\n1e9,\n3e9,-1\n")
+    text = SAME.replace("256e9", '"memory"') + 'file = "nodes.csv"\nmachine = "name"\n'
+    dataset = ingest(
+        tmp_path / "in", tmp_path / "file", config(given_mapping(tmp_path, mapping + text), share=0.7)
+    ).dataset
+    assert machines_of(dataset) == [(9, 64.0, 2e9, None), (n, 64.0, 1e9, "n-1")]
+    assert dataset.manifest["rejects"] == {
+        "memory is not a capacity above 0": 2, "name is missing": 1,
+        "node is negative, which the id of a machine is not": 1,
+        "name is negative, which the id of a machine is not": 1,
+    }  # fmt: skip
+    assert dataset.n_windows == 4
+    alone = ingest(
+        tmp_path / "in" / "a.csv", tmp_path / "alone", config(given_mapping(tmp_path, mapping + text), share=0.7)
+    )
+    assert machines_of(alone.dataset) == machines_of(dataset)
+
+
+def test_machines_that_a_mapping_names_as_integers_have_the_capacity_too(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(NODES)
+    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "node"\n' + SAME)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    assert machines_of(dataset) == [(7, 64.0, 256e9, None)]
+    assert dataset.manifest["rejects"] == {"node is not a bigint": 2, "node is negative or not finite": 1}
+
+
+def test_a_file_of_machines_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(NODES)
+    text = SAME + 'file = "machines/nodes.csv"\nmachine = "name"\n'
+    with pytest.raises(
+        TraceError, match=r"no files of a series trace \(looked for machines/nodes\.csv; there is a\.csv"
+    ):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING + text)))
+
+
+def test_windows_that_are_read_for_machines_too_count_once_among_what_fills_the_buckets(tmp_path: Path) -> None:
+    with (tmp_path / "a.csv").open("wb") as file:
+        file.truncate(4_000_000_000)
+    tables = series(load_mapping(given_mapping(tmp_path, 'machine = "node"\n' + MAPPING + SAME))).tables
+    assert [table.name for table in tables] == ["usage", "names", "machines"]
+    assert plan_buckets([(table, tmp_path / "a.csv") for table in tables]) == 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SAME, "machines without a file are those of the windows: name their column by 'machine'"),
+        ('file = "a.csv"', "machines.machine must name the column of machines.file"),
+        (
+            'file = "../a.csv"\nmachine = "m"',
+            "below the source folder that ends in .parquet, .csv or .csv.gz, got '../a",
+        ),
+        ('file = "a.txt"\nmachine = "m"', "got 'a.txt'"),
+        ('machine = "m"', "machines.machine is a column of machines.file, which is missing"),
+        ("cores = 3", "unknown key 'machines.cores' (known: file, machine, cpu_capacity, memory_capacity)"),
+        ('cpu_capacity = "cores"', "machines.cpu_capacity must be a finite number above 0, got 'cores'"),
+        ('file = "a.csv"\ncpu_capacity = 0', "must be a column of machines.file or a finite number above 0, got 0"),
+        ("cpu_capacity = 1", "machines.memory_capacity must be a finite number above 0, got None"),
+    ],
+)
+def test_a_mistake_in_what_a_mapping_says_of_machines_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        load_mapping(given_mapping(tmp_path, f"{MAPPING}[machines]\n{text.removeprefix('[machines]')}\n"))
+    assert said in str(found.value)
+
+
+def test_a_mapping_names_the_machine_of_a_window_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"machine and columns\.machine_id both name the machine: keep one"):
+        load_mapping(given_mapping(tmp_path, 'machine = "node"\n' + MAPPING + 'machine_id = "node"\n'))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {'task = "vm"': 'task = "vm"\ntier = "class"'},
+            "got 'class' (a column that has it is { column = \"class\" })",
+        ),
+        ({'task = "vm"': 'task = "vm"\ntier = { batch = "free" }'}, "tier.column must name a column"),
+        (
+            {'task = "vm"': 'task = "vm"\ntier = { column = "c", batch = "low" }'},
+            "tier.batch must be one of free, beb, mid, prod, mon, got 'low'",
+        ),
+        ({"cpu_limit = 4.0": 'tier = "prod"'}, "key 'tier' belongs above [columns]"),
+        ({"cpu_limit = 4.0": "scheduled_us = 5"}, "columns.scheduled_us must be a column name, got 5"),
+        (
+            {"cpu_limit = 4.0": 'cpu_percentiles = ["p50", "p90"]'},
+            "must be a column of lists, or 11 columns of the percentiles 0, 10 … 100, got ['p50', 'p90']",
+        ),
+        ({"cpu_limit = 4.0": "cpu_tail_percentiles = 1.0"}, "or 9 columns of the percentiles 91, 92 … 99, got 1.0"),
+        ({"cpu_limit = 4.0": 'cpu_limit = ["a"]'}, "columns.cpu_limit must be a column name or a finite number"),
+    ],
+)
+def test_a_mistake_in_what_a_mapping_says_of_tiers_runs_and_percentiles_is_named(
+    tmp_path: Path, change: dict[str, str], said: str
+) -> None:
+    text = MAPPING
+    for old, new in change.items():
+        text = text.replace(old, new)
+    with pytest.raises(ConfigError) as found:
+        load_mapping(given_mapping(tmp_path, text))
+    assert said in str(found.value)
 
 
 def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
@@ -326,9 +640,11 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="time names no column"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
-    with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, got 'min'"):
+    with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, iso, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
-    with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains, google-2011-machines"):
+    with pytest.raises(
+        ConfigError, match="no such file, and shipped are only azure, azure-csv, bitbrains, bitbrains-csv"
+    ):
         load_mapping(tmp_path / "none.toml")
 
 
@@ -353,7 +669,128 @@ def test_series_needs_a_mapping_and_other_traces_take_none() -> None:
         IngestConfig(mapping="azure")
 
 
-@pytest.mark.parametrize("name", ["azure", "bitbrains", "google-2011-machines"])
+def test_the_fingerprint_of_a_dataset_by_a_mapping_of_the_first_keys_stays(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n12,600,1.5\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    assert dataset.manifest["fingerprint"] == ("f718c67d1780523b5b6ec6e5c09d8747090ed3fdb695cf1f68a7eaaa4c5c65cc")
+    texts = {name: load_mapping(name).text for name in ("azure", "bitbrains", "google-2011-machines")}
+    assert {name: sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()} == {
+        "azure": "5eebf1570a292685", "bitbrains": "b04435496686ae09", "google-2011-machines": "eb7ab1dbedb6720c",
+    }  # fmt: skip
+
+
+PUBLISHED_VM = (
+    "Timestamp [ms];\tCPU cores;\tCPU capacity provisioned [MHZ];\tCPU usage [MHZ];\tCPU usage [%];\t"
+    "Memory capacity provisioned [KB];\tMemory usage [KB];\tDisk read throughput [KB/s];\t"
+    "Disk write throughput [KB/s];\tNetwork received throughput [KB/s];\tNetwork transmitted throughput [KB/s]\n"
+    "1376314846;\t4;\t11703.998;\t10912.25;\t93.23;\t6.7108864E7;\t6129274.4;\t0.13;\t20.06;\t1.66;\t0.73\n"
+    "1376315146;\t4;\t11703.998;\t10890.5;\t93.05;\t6.7108864E7;\t6755624.0;\t13.4;\t26.2;\t2.4;\t0.8\n"
+)
+"""Rows in the layout of GWA-T-12."""
+
+
+def test_the_files_of_bitbrains_are_read_as_they_are_published(tmp_path: Path) -> None:
+    folder = tmp_path / "2013-8"
+    folder.mkdir()
+    off = PUBLISHED_VM.splitlines()[0] + "\n1376315446;\t0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0\n"
+    for name, text in (("1", PUBLISHED_VM), ("2", PUBLISHED_VM), ("31", off)):
+        (folder / f"{name}.csv").write_text(text)
+    dataset = ingest(folder, tmp_path / "out", config("bitbrains-csv", share=1)).dataset
+    rows = dataset.usage(0).to_pylist()
+    assert [row[s.COLLECTION_ID] for row in rows] == [1, 1, 2, 2]  # two files of the same bytes are two VMs
+    assert dataset.manifest["repeated"] == []
+    first = {s.START_US: 1_376_314_846_000_000, s.CPU_MEAN: 10912.25, s.CPU_LIMIT: 11703.998,
+             s.MEMORY_MEAN: 6129274.4, s.MEMORY_LIMIT: 67108864.0}  # fmt: skip
+    assert {name: rows[0][name] for name in first} == first
+    with pytest.raises(TraceError, match="are left out with a larger --max-reject-share"):
+        ingest(folder, tmp_path / "strict", config("bitbrains-csv"))
+    with pytest.raises(SchemaError, match=r"the mapping names columns .*; --mapping bitbrains-csv reads the files"):
+        ingest(folder, tmp_path / "cut", config("bitbrains"))
+
+
+def test_the_files_of_azure_are_read_as_they_are_published(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    vm = "yNf/R3X8fyXkOJm3ihXQcT0F52a8cDWPPRzTT6QFW8N+1QPfeKR5//6xyX0VYn7X"
+    files = {
+        "vm_cpu_readings-file-1-of-125.csv.gz": f"0,{vm},19.1,22.9,20.5\n0,b+/=,0,1.5,0.25\n",
+        "trace_data_vm_cpu_readings_vm_cpu_readings-file-2-of-125.csv.gz": f"300,{vm},18,30,21\n",
+        "vmtable.csv.gz": f"{vm},s,d,0,2591700,99.36,3.42,10.19,Delay-insensitive,1,1.75\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "in" / name).write_bytes(gzip.compress(text.encode()))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config("azure-csv")).dataset
+    rows = {(row[s.COLLECTION_ID], row[s.START_US]): row for row in dataset.usage(0).to_pylist()}
+    assert {key: (row[s.CPU_MEAN], row[s.CPU_MAX], row[s.CPU_LIMIT]) for key, row in rows.items()} == {
+        (task_id(vm), 0): (20.5, 22.9, 100.0),
+        (task_id(vm), 300_000_000): (21.0, 30.0, 100.0),
+        (task_id("b+/="), 0): (0.25, 1.5, 100.0),
+    }
+    assert dataset.manifest["not_read"] == ["vmtable.csv.gz"]
+    assert dataset.manifest["rejects"] == {}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_mapping_names_the_columns_of_files_without_a_header(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "in").mkdir()
+    text = '300,"a,b;c|d\te",1\n600,web,lots\n900,web,2,3\n1200,web,4\n'
+    (tmp_path / "in" / "a.csv").write_text("\n".join(
+        line if k == 0 else line.replace(",", delimiter) for k, line in enumerate(text.splitlines())
+    ).replace('300,"a,b;c|d\te",1', delimiter.join(['300', '"a,b;c|d\te"', '1'])) + "\n")  # fmt: skip
+    mapping = given_mapping(tmp_path, 'header = ["t", "vm", "used"]\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    rejects = pq.read_table(dataset.path / "rejects" / "rejects.parquet")
+    assert list(zip(rejects["line"].to_pylist(), rejects["reason"].to_pylist(), strict=True)) == [
+        (2, "used is not a double"), (3, "row is malformed: too many columns")
+    ]  # fmt: skip
+    assert {row[s.COLLECTION_ID]: row[s.CPU_MEAN] for row in dataset.usage(0).to_pylist()} == {
+        task_id("a,b;c|d\te"): 1.0, task_id("web"): 4.0
+    }  # fmt: skip
+
+
+def test_a_header_line_where_the_mapping_says_that_there_is_none_is_a_reject(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("t,vm,used\n300,1,1\n")
+    mapping = given_mapping(tmp_path, 'header = ["t", "vm", "used"]\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
+    assert (dataset.n_windows, dataset.manifest["rejects"]) == (1, {"used is not a double": 1})
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+def test_the_name_of_a_file_can_be_a_column(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    table = pd.DataFrame({"t": [300, 600], "used": [1.0, 2.0]})
+    for path in (tmp_path / "in" / f"web.1.{ending}", tmp_path / "in" / "sub" / f"7.{ending}"):
+        table.to_parquet(path) if ending == "parquet" else table.to_csv(path, index=False)
+    text = f'file_column = "vm"\nfiles = ["**/*.{ending}"]\n'
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, text + MAPPING))).dataset
+    assert dict.fromkeys(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == dict.fromkeys(sorted([7, task_id("web.1")]))
+    assert names_of(dataset) == [("web.1", "web.1", task_id("web.1"), 0)]
+    named = given_mapping(tmp_path, text.replace('"vm"', '"used"') + MAPPING)
+    with pytest.raises(SchemaError, match="the mapping's file_column used is a column of the file; rename it"):
+        ingest(tmp_path / "in", tmp_path / "twice", config(named))
+
+
+def test_blanks_around_the_names_and_values_of_a_file_are_none_of_theirs(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("t; vm;\tused ;\thost\n300; web;\t1.5 ;\t7\n600; web; 2;\t\n")
+    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "host"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.5, 2.0]
+    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [7, None]
+    assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id("web")}
+    exact = given_mapping(tmp_path, MAPPING.replace('"vm"', '" vm"'))  # a mapping may name the blanks
+    dataset = ingest(tmp_path / "in", tmp_path / "exact", config(exact)).dataset
+    assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id(" web")}
+
+
+@pytest.mark.parametrize("header", ["[]", '["t", "t"]', "[1]"])
+def test_a_header_of_a_mapping_names_each_column_once(tmp_path: Path, header: str) -> None:
+    with pytest.raises(ConfigError, match="header must name each column once, got"):
+        load_mapping(given_mapping(tmp_path, f"header = {header}\n{MAPPING}"))
+
+
+@pytest.mark.parametrize("name", ["azure", "azure-csv", "bitbrains", "bitbrains-csv", "google-2011-machines"])
 def test_shipped_mappings_read(name: str) -> None:
     assert name in shipped_mappings()
     assert load_mapping(name).window_s == 300
