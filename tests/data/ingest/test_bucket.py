@@ -13,7 +13,8 @@ from reclaim.data.dataset import bucket_name
 from reclaim.data.ingest.bucket import BucketJob, make_bucket, staged_schema, tasks_piece
 from reclaim.data.ingest.defects import CPU_ABOVE
 from reclaim.data.ingest.shard import LOCK, Shard, ShardJob, take_shard
-from reclaim.data.traces.series import load_mapping, series
+from reclaim.data.traces.series import series
+from reclaim.data.traces.series_mapping import load_mapping
 
 MAPPING = """task = "vm"
 time = "t"

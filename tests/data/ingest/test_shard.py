@@ -11,7 +11,8 @@ import pytest
 
 from reclaim.data.ingest.bucket import staged_schema
 from reclaim.data.ingest.shard import DONE, LOCK, Shard, ShardJob, take_shard
-from reclaim.data.traces.series import load_mapping, series
+from reclaim.data.traces.series import series
+from reclaim.data.traces.series_mapping import load_mapping
 
 MAPPING = """task = "vm"
 time = "t"
