@@ -86,7 +86,7 @@ class FeatureSet:
     period, group : uint8, shape (n,)
         Positions in ``splits.PERIODS`` and ``splits.GROUPS``.
     limit : float32, shape (n, n_resources)
-        In force at the row, in the trace's unit; NaN unknown.
+        That of the row's window, in the trace's unit; NaN unknown.
     bucket_start : int64, shape (n_buckets + 1,)
         First row of each bucket among those of the dataset, and how many these are.
     """

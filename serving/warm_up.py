@@ -68,8 +68,8 @@ def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     while writer.state == "recovering":
         sleep(0.001)
     for slot in _SLOTS:
-        told = ", ".join(_WINDOW % (task, slot * _SLOT_US, (slot + 1) * _SLOT_US) for task in range(_TASKS))
-        usage = usage_from_json(f'{{"windows": [{told}]}}'.encode(), units, _TASKS)
+        windows = ", ".join(_WINDOW % (task, slot * _SLOT_US, (slot + 1) * _SLOT_US) for task in range(_TASKS))
+        usage = usage_from_json(f'{{"windows": [{windows}]}}'.encode(), units, _TASKS)
         writer.write(usage).result()
     writer.write(facts_from_json(_FACTS % (end_us, end_us), _TASKS)).result()
     known = tracker.look(tracker.names(), with_x=True)

@@ -224,8 +224,8 @@ def _usage(job: BucketJob, usage: pa.Table, schema: pa.Schema, events: pa.Table)
         policy = policy_of(events, *keys, machine=source.machines_of_events)
         for name in policy.column_names:
             if name == s.MACHINE_ID:
-                told = pc.coalesce(usage[name], policy[name])
-                usage = usage.set_column(usage.schema.get_field_index(name), name, told)
+                known = pc.coalesce(usage[name], policy[name])
+                usage = usage.set_column(usage.schema.get_field_index(name), name, known)
             else:
                 usage = usage.append_column(name, policy[name])
     if source.collection_limits or source.derived:

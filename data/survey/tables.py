@@ -80,8 +80,8 @@ def tables(facts: Facts) -> dict[str, list[Table]]:
         "Machines": _machines(facts),
         "Input": [_input(facts), _faults(facts)],
     }
-    told = {title: [_told(facts, table) for table in of] for title, of in made.items()}
-    kept = {title: [table for table in of if table.rows] for title, of in told.items()}
+    given = {title: [_told(facts, table) for table in of] for title, of in made.items()}
+    kept = {title: [table for table in of if table.rows] for title, of in given.items()}
     return {title: of for title, of in kept.items() if of}
 
 
@@ -219,7 +219,7 @@ def _collections(facts: Facts) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (_band(size["from"], size["to"]), size["collections"]) for size in found["sizes"] if found["with_tasks"]
     ]
-    rows += [(name, found[key]) for name, key in kinds.items() if found["told"]]
+    rows += [(name, found[key]) for name, key in kinds.items() if found["known"]]
     return Table(("collections", "number"), tuple(rows))
 
 

@@ -141,7 +141,7 @@ def collections(tables: Tables) -> dict[str, Any]:
         f"FROM (SELECT count(*) AS n FROM tasks GROUP BY {s.COLLECTION_ID})"
     )
     kinds = tables.row(
-        f"SELECT count(*) AS told, count(*) FILTER (kind = 0) AS jobs, count(*) FILTER (kind = 1) AS alloc_sets, "
+        f"SELECT count(*) AS known, count(*) FILTER (kind = 0) AS jobs, count(*) FILTER (kind = 1) AS alloc_sets, "
         f"count(*) FILTER (inside) AS in_alloc_sets, count(*) FILTER (NOT tasks) AS without_tasks FROM ("
         f"SELECT max({s.COLLECTION_TYPE}) AS kind, count({s.ALLOC_COLLECTION_ID}) > 0 AS inside, "
         f"{s.COLLECTION_ID} IN (SELECT {s.COLLECTION_ID} FROM tasks) AS tasks FROM collections "

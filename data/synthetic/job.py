@@ -252,5 +252,5 @@ def _write_truth(writer: pq.ParquetWriter, truth: list[tuple[int, int, int, str]
 
 
 def _report(out: Path, manifest: dict[str, Any], *, wrote: bool) -> SyntheticCellReport:
-    told = {name: manifest[name] for name in ("options", "rows", "ends", "collections", "tasks")}
-    return SyntheticCellReport(out=out, files=sum(manifest["shards"].values()), wrote=wrote, **told)
+    recorded = {name: manifest[name] for name in ("options", "rows", "ends", "collections", "tasks")}
+    return SyntheticCellReport(out=out, files=sum(manifest["shards"].values()), wrote=wrote, **recorded)

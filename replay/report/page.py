@@ -102,9 +102,9 @@ def _silent_on(subjects: Sequence[re.Pattern[str]], definitions: Mapping[str, st
             [clause for clause in sentence.split("; ") if not any(s.search(clause) for s in subjects)]
             for sentence in re.split(r"(?<=[.]) ", meaning)
         ]
-        told = " ".join("; ".join(clauses).rstrip(".") + "." for clauses in sentences if clauses)
+        joined = " ".join("; ".join(clauses).rstrip(".") + "." for clauses in sentences if clauses)
         if sentences[0] and not any(s.search(term.replace("_", " ")) for s in subjects):
-            kept[term] = told if subjects else meaning
+            kept[term] = joined if subjects else meaning
     return kept
 
 

@@ -173,8 +173,8 @@ def _with_few_collections(measured: Measured) -> dict[str, str]:
     definitions, count = dict(measured.definitions), measured.results.get("dataset", {}).get("test_collections")
     if "interval" not in definitions or count is None or count >= FEW:
         return definitions
-    told = f"The test period has {count}, and intervals rest on how they differ. Of fewer than {FEW} "
-    return definitions | {"few collections": told + "they come out too narrow; of 1 alone there are none."}
+    why = f"The test period has {count}, and intervals rest on how they differ. Of fewer than {FEW} "
+    return definitions | {"few collections": why + "they come out too narrow; of 1 alone there are none."}
 
 
 def _inputs(

@@ -97,7 +97,7 @@ def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64
     said = said[(failed_us[said] > before_us) | (failed_us[said] == before_us) & (oom[said] > tasks[FAILED_OOM][of])]
     tasks[FAILED_US][at[said]], tasks[FAILED_OOM][at[said]] = failed_us[said], oom[said] > 0
     since_us = facts.columns[SINCE_US][rows]
-    # the limit that began last is the current one, whatever the order in which limits are told
+    # the limit that began last is the current one, whatever the order in which limits come
     limited = np.argsort(since_us, kind="stable")
     limited = limited[~np.isnan(facts.limit[rows[limited], 0])]
     limited = limited[since_us[limited] >= tasks["limit_us"][at[limited]]]

@@ -261,7 +261,7 @@ class LiveQuality:
         self._tasks["failed"][slot[within & np.where(said < 0, derived, said > 0)]] = 1
         with self._lock:
             fresh = time_us > task["failed_us"]
-            fresh[1:] &= (slot[1:] != slot[:-1]) | (time_us[1:] != time_us[:-1])  # told twice in one call
+            fresh[1:] &= (slot[1:] != slot[:-1]) | (time_us[1:] != time_us[:-1])  # given twice in one call
             self._numbers.failures[0] += np.count_nonzero(fresh)
         np.maximum.at(self._tasks["failed_us"], slot, time_us)
 

@@ -42,7 +42,7 @@ def schema_of(levels: Sequence[float], *, named: bool = False) -> pa.Schema:
     ]
     for r in RESOURCES:
         rows += [
-            (f"{r}_limit", number, unit[r], f"{RESOURCE_WORDS[r]} limit in force; null unknown"),
+            (f"{r}_limit", number, unit[r], f"{RESOURCE_WORDS[r]} limit of the last window; null unknown"),
             (
                 f"{r}_reservation",
                 number,

@@ -42,7 +42,7 @@ _OF_TASK: Final = (*_OWNERS, IN_ALLOC)
 
 
 def histories_of(dataset: Dataset, tasks: pa.Table | None = None) -> pa.Table:
-    """Return the windows of a dataset in the columns of ``USAGE_COLUMNS``, as a service is told them.
+    """Return the windows of a dataset in the columns of ``USAGE_COLUMNS``, as a service receives them.
 
     Parameters
     ----------

@@ -136,16 +136,16 @@ def run_interface(port: int) -> None:
 @contextmanager
 def _asked_once() -> Iterator[None]:
     """Let MLflow ask a server once and not wait long; what the user's environment says stands."""
-    told = {name: value for name, value in _FIRST.items() if name not in os.environ}
+    given = {name: value for name, value in _FIRST.items() if name not in os.environ}
     log = logging.getLogger("urllib3.connectionpool")
     before = log.level
     log.setLevel(logging.ERROR)  # it would warn of each attempt, before the error that says so
-    os.environ.update(told)
+    os.environ.update(given)
     try:
         yield
     finally:
         log.setLevel(before)
-        for name in told:
+        for name in given:
             del os.environ[name]
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
 

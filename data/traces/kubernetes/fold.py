@@ -57,7 +57,7 @@ class Task:
     starts_us : list of int
         Starts of its runs, rising.
     told_by : dict of str by int
-        Role of the series that told each start; empty where its usage did.
+        Role of the series that gave each start; empty where its usage did.
     series : set
         Its last usage series, each by its labels without those of the scraper.
     seen_us : int
@@ -69,7 +69,7 @@ class Task:
     restarts : Said by uid
         Last samples, the largest value so far where there is a uid.
     told_at : float by uid
-        Count of restarts at the last end that was told by the state `terminated`.
+        Count of restarts at the last end that was recorded by the state `terminated`.
     request, enforced : Said by resource
         Last samples.
     requested, limited : float by resource
@@ -376,7 +376,7 @@ class Fold:
                 bisect_left(task.starts_us, start_us - _SKEW_US) : bisect_right(task.starts_us, start_us + _SKEW_US)
             ]
             if start_us in near or any(task.told_by[known] != role for known in near):
-                continue  # one start is told by two series, whose clocks differ
+                continue  # two series give one start, whose clocks differ
             insort(task.starts_us, start_us)
             task.told_by[start_us] = role
             yield _event(task, start_us, s.EventType.SCHEDULE)
@@ -397,7 +397,7 @@ class Fold:
             task.restarts[uid] = said.last
             for k in np.flatnonzero(np.diff(said.value) > 0).tolist():
                 if said.value[k + 1] == task.told_at.get(uid, np.nan) + 1:
-                    continue  # the state told this end, in a piece before
+                    continue  # the state gave this end, in a piece before
                 sample_us, earliest_us = int(said.time_us[k + 1]), int(said.time_us[k]) - _SKEW_US
                 times = [float(a.at(np.array([sample_us]))[0]) * 1e6 for a in (ended, started)]
                 # a container may wait long for its start; its end is the one that is said after the count before

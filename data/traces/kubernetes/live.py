@@ -77,8 +77,8 @@ class LiveFold:
         self._owners.add(series)
         before = {(task.collection, task.index): task.seen_us for task in self._fold.tasks.values() if task.seen_us}
         part = cut(series, start_us // 1000, end_us // 1000)
-        told = part | {role: series.get(role, []) for role in _LATER}
-        windows, events = self._fold.piece(told, start_us, end_us, later=series)
+        given = part | {role: series.get(role, []) for role in _LATER}
+        windows, events = self._fold.piece(given, start_us, end_us, later=series)
         tasks = self.tasks()
         ended = [(key, seen_us) for key, seen_us in before.items() if key not in tasks]  # their owner was said since
         ended += self._ended(tasks)

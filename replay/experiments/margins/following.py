@@ -33,7 +33,7 @@ FOLLOWED: Final = "following"
 AFTERWARDS: Final = "in hindsight"
 _DAY_S: Final = 86_400
 _WEEKS: Final = 3
-"""Weeks of a test period from which it is told by week; a shorter one is told by day."""
+"""Weeks of a test period from which it is shown by week; a shorter one is shown by day."""
 
 FOLLOWING_DEFINITIONS: Final = {
     "kept, by week": (

@@ -134,8 +134,8 @@ def _rows_of(
     task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
     enforced, request = _enforced_and_requested(dataset, bucket, windows)
     kills = _kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY])
-    told = ~np.isin(kills[0], without)
-    kills = kills[0][told], kills[1][told], kills[2][told]
+    kept = ~np.isin(kills[0], without)
+    kills = kills[0][kept], kills[1][kept], kills[2][kept]
     keep = np.flatnonzero(~windows.in_alloc & ~np.isin(windows.collection_id, without))
     windows = windows.take(keep)
     columns: dict[str, NDArray[np.generic]] = {

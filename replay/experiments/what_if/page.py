@@ -130,8 +130,8 @@ def _answers(results: Results) -> list[tuple[str, dict[str, Any]]]:
     kept = sorted(ranked, key=lambda one: (one["fewest"] is None, (one["passed"] or 0.0) > most))
     roles |= {kind: next((one for one in kept if one["kind"] == kind), None) for kind in BY_MACHINE}
     roles["no reclamation"] = next((one for one in every if one["kind"] == LIMIT), None)
-    told = {one["name"]: (role, one) for role, one in reversed(roles.items()) if one is not None}
-    return list(reversed(told.values()))
+    shown = {one["name"]: (role, one) for role, one in reversed(roles.items()) if one is not None}
+    return list(reversed(shown.values()))
 
 
 def _answer(results: Results, estimator: Mapping[str, Any]) -> dict[str, Any]:

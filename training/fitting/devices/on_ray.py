@@ -60,14 +60,14 @@ def fit_on_ray(fit: Callable[[Tell | None], Fitted], workers: int, *, device: st
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     attempts = ray.remote(num_cpus=0, max_concurrency=_CALLS, scheduling_strategy=here)(_Attempts).remote()
-    running, told = attempts.run.remote(fit, count, gpu=gpu, variables=_variables(ray.nodes(), gpu=gpu)), 0
+    running, logged = attempts.run.remote(fit, count, gpu=gpu, variables=_variables(ray.nodes(), gpu=gpu)), 0
     try:
         with tqdm(total=epochs, desc="fit", unit="epoch", disable=None) as bar:
             while not ray.wait([running], timeout=_ASK_S)[0]:
                 done, loss, lost = ray.get(attempts.progress.remote())
-                for reason in lost[told:]:
+                for reason in lost[logged:]:
                     log.warning("a worker of Ray was lost, all go on from the last epoch: %s", reason)
-                told = len(lost)
+                logged = len(lost)
                 if done != bar.n:
                     bar.update(done - bar.n)
                     bar.set_postfix(valid=f"{loss:.4f}")
