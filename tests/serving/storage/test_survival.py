@@ -90,7 +90,7 @@ def told(told_state: Path, server: Server) -> Server:
 def test_a_damaged_end_of_the_log_is_cut_off_with_a_note_and_its_windows_can_be_sent_again(
     told: Server, cell: Cell, bundle: Bundle
 ) -> None:
-    log = max((told.state / "cell").glob("log-*.bin"))
+    log = max((told.state / f"format-{FORMAT}").glob("log-*.bin"))
     with log.open("r+b") as file:
         file.truncate(log.stat().st_size - 100)
     with told:
@@ -105,7 +105,7 @@ def test_a_damaged_end_of_the_log_is_cut_off_with_a_note_and_its_windows_can_be_
 
 
 def test_a_damaged_middle_of_the_log_is_reported_and_stateless_requests_are_still_answered(told: Server) -> None:
-    log = min((told.state / "cell").glob("log-*.bin"))
+    log = min((told.state / f"format-{FORMAT}").glob("log-*.bin"))
     with log.open("r+b") as file:
         file.seek(log.stat().st_size // 2)
         was = file.read(1)[0]
