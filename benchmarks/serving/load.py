@@ -134,9 +134,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Json:
         for server in (ours, bare):
             server.wait()
         caller = Caller(ours.port)
-        _answered(
-            caller, bulk("/v1/usage", first)
-        )  # a cell of that size, and code that is compiled or read from its cache
+        _answered(caller, bulk("/v1/usage", first))  # a cell of that size, and code that is compiled or read
+        caller.close()
         for server in (ours, bare):
             hammer(server.port, one_task, 1, min(seconds, 2.0))
         windows = one_window(first_slot=1)
@@ -147,6 +146,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Json:
             "task": (ours, one_after_another(explained(n))),
         }
         singles = _in_turn(makers, seconds, rounds)
+        caller = Caller(ours.port)  # an idle connection would be closed by now
         large = _bulk(ours, caller, first, tables, 2 if arguments.quick else 1 + 3 * rounds)
         beside = {
             f"{what} beside {of}": _beside(ours, makers[what][1], first, tables, of, seconds * rounds)
