@@ -15,15 +15,9 @@ from reclaim.data.ingest.defects import CPU_ABOVE
 from reclaim.data.ingest.shard import LOCK, Shard, ShardJob, take_shard
 from reclaim.data.traces.series import series
 from reclaim.data.traces.series_mapping import load_mapping
+from tests.data.traces import mapped
 
-MAPPING = """task = "vm"
-time = "t"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "used"
-cpu_limit = "granted"
-"""
+MAPPING = mapped.MAPPING.replace("4.0", '"granted"')
 LINES = ["1,0,0.5,2", "1,0,0.25,2", "1,300,0.75,", "1,600,4.5,2", "2,0,0.125,2"]
 
 

@@ -13,15 +13,7 @@ from reclaim.data.ingest.bucket import staged_schema
 from reclaim.data.ingest.shard import DONE, LOCK, Shard, ShardJob, take_shard
 from reclaim.data.traces.series import series
 from reclaim.data.traces.series_mapping import load_mapping
-
-MAPPING = """task = "vm"
-time = "t"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "used"
-cpu_limit = 4.0
-"""
+from tests.data.traces.mapped import MAPPING
 
 
 @pytest.fixture

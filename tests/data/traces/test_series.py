@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 from datetime import UTC, datetime, timedelta, timezone
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +18,11 @@ from hypothesis import strategies as st
 from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import ConfigError, SchemaError, TraceError
-from reclaim.data.ingest.job import IngestConfig, ingest, plan_buckets
+from reclaim.data.errors import SchemaError, TraceError
+from reclaim.data.ingest.job import ingest, plan_buckets
 from reclaim.data.traces.series import _id_sql, series, task_id
-from reclaim.data.traces.series_mapping import load_mapping, shipped_mappings
-
-MAPPING = """
-task = "vm"
-time = "t"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "used"
-cpu_limit = 4.0
-"""
-
-
-MEMORY = {"cpu_limit = 4.0": 'cpu_limit = 4.0\nmemory_mean = "memory"'}
-"""Change of the mapping that reads memory, too."""
-
-
-def given_mapping(folder: Path, text: str = MAPPING) -> str:
-    path = folder / "mapping.toml"
-    path.write_text(text)
-    return str(path)
-
-
-def config(mapping: str, share: float = 0.001) -> IngestConfig:
-    return IngestConfig(trace="series", mapping=mapping, buckets=1, max_reject_share=share)
+from reclaim.data.traces.series_mapping import load_mapping
+from tests.data.traces.mapped import MAPPING, MEMORY, SAME, config, given_mapping, names_of
 
 
 def test_csv_rows_become_windows_under_a_constant_limit(tmp_path: Path) -> None:
@@ -103,35 +78,6 @@ def test_where_too_many_values_are_rejected_the_error_says_what_to_do(tmp_path: 
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        ",vm,t,used\n0,1,300,1\n1,1,600,2\n",  # as pandas writes an index
-        "vm,t,used,\n1,300,1,\n1,600,2,\n",
-        "USED,vm,t,used,Used\n9,1,300,1,9\n9,1,600,2,9\n",
-        ",column 0,vm,t,used\n0,9,1,300,1\n1,9,1,600,2\n",
-    ],
-)
-def test_columns_that_no_mapping_names_may_have_any_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text(text)
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
-    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.0, 2.0]
-
-
-def test_columns_that_the_query_engine_cannot_tell_apart_are_named(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text("vm,t,used,USED\n1,300,1,2\n")
-    mapping = given_mapping(tmp_path, MAPPING + 'cpu_max = "USED"\n')
-    with pytest.raises(SchemaError, match=r"a\.csv: columns USED and used differ by case alone; rename one"):
-        ingest(tmp_path / "in", tmp_path / "out", config(mapping))
-    (tmp_path / "in" / "a.csv").unlink()
-    table = pa.table({"vm": ["1"], "t": [300], "used": [1.0], "file_row_number": [0]})
-    pq.write_table(table, tmp_path / "in" / "a.parquet")
-    with pytest.raises(SchemaError, match=r"a\.parquet: file_row_number is a name of the query engine's own; rename"):
-        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
-
-
 def test_a_number_has_no_underscore(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\na,300,1_0\na,1_0,1\na,600,1e1\n")
@@ -161,28 +107,6 @@ def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tm
 def test_the_id_of_a_name_is_that_which_ingest_writes(name: str) -> None:
     found = duckdb.execute(f"SELECT {_id_sql('name')} FROM (SELECT ? AS name)", [name]).fetchone()
     assert found == (task_id(name),)
-
-
-def test_a_single_file_is_read_without_those_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for name in ("week[1].csv", "week1.csv", "notes.txt"):
-        (tmp_path / "in" / name).write_text("vm,t,used\n12,600,1.5\n")
-    mapping = config(given_mapping(tmp_path))
-    dataset = ingest(tmp_path / "in" / "week[1].csv", tmp_path / "out", mapping).dataset
-    manifest = dataset.manifest
-    assert (dataset.n_windows, manifest["name"], manifest["not_read"]) == (1, "week[1]", [])
-    assert {entry["file"] for entry in manifest["inputs"]} == {"week[1].csv"}
-    assert ingest(tmp_path / "in" / "week[1].csv", tmp_path / "out", mapping).already_there
-    with pytest.raises(ConfigError, match="holds a dataset made from other files"):
-        ingest(tmp_path / "in" / "week1.csv", tmp_path / "out", mapping)
-    with pytest.raises(ConfigError, match=r"notes\.txt: a file of a series ends in \.parquet, \.csv or \.csv\.gz"):
-        ingest(tmp_path / "in" / "notes.txt", tmp_path / "new", mapping)
-
-
-def names_of(dataset: Dataset) -> list[tuple[Any, ...]]:
-    """Return workload, task, and the key of each row of names."""
-    rows = dataset.table("names").to_pylist()
-    return [(row[s.WORKLOAD], row[s.POD], row[s.COLLECTION_ID], row[s.INSTANCE_INDEX]) for row in rows]
 
 
 def test_the_names_of_tasks_are_kept_once_and_numbers_need_none(tmp_path: Path) -> None:
@@ -232,21 +156,6 @@ def test_machines_priorities_and_classes_are_exact_integers(tmp_path: Path) -> N
     assert dataset.manifest["rejects"] == {"host is not a bigint": 1}
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_csv_rows_with_too_many_or_too_few_fields_are_rejects_with_their_lines(tmp_path: Path, delimiter: str) -> None:
-    (tmp_path / "in").mkdir()
-    text = "vm,t,used\n1,300,1\n1,600,1,7,8\n1,900\n1,1200,1\n1,1500,lots\n"
-    (tmp_path / "in" / "a.csv").write_text(text.replace(",", delimiter))
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
-    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet").to_pylist()
-    assert [(r[s.REJECT_LINE], r[s.REJECT_REASON]) for r in rejects] == [
-        (3, "row is malformed: too many columns"),
-        (4, "row is malformed: missing columns"),
-        (6, "used is not a double"),
-    ]
-    assert dataset.n_windows == 2
-
-
 @pytest.mark.parametrize("time", ["1e30", "9.3e12", "9223372036854775807", "inf", "nan"])
 @pytest.mark.parametrize("unit", ["s", "us"])
 def test_a_time_past_64_bits_is_a_reject(tmp_path: Path, time: str, unit: str) -> None:
@@ -267,28 +176,6 @@ def test_a_window_that_ends_past_the_last_time_there_can_be_is_a_reject(tmp_path
     assert dataset.manifest["rejects"] == {"t is past the last time there can be": 1}
 
 
-def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) -> None:
-    for name in ("csv", "parquet"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "csv" / "a.csv").write_text("vm,t,used\n1,300,1.25\n2,300,0.5\n")
-    pq.write_table(pa.table({"vm": [1, 2], "t": [300, 300], "used": [1.25, 0.5]}), tmp_path / "parquet" / "a.parquet")
-    mapping = given_mapping(tmp_path)
-    made = [ingest(tmp_path / n, tmp_path / f"out-{n}", config(mapping)).dataset.usage(0) for n in ("csv", "parquet")]
-    assert made[0].equals(made[1])
-
-
-def test_a_folder_named_key_is_value_adds_no_column(tmp_path: Path) -> None:
-    file = tmp_path / "in" / "used=7" / "a.parquet"
-    file.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"vm": [1], "t": [300], "used": [1.25]}), file)
-    mapping = given_mapping(tmp_path, 'files = ["*/*.parquet"]\n' + MAPPING)
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
-    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.25]
-    pq.write_table(pa.table({"vm": [1], "t": [300]}), file)
-    with pytest.raises(SchemaError, match=r"the mapping names columns used, the file has t, vm$"):
-        ingest(tmp_path / "in", tmp_path / "lacks", config(mapping))
-
-
 def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,usage\n1,300,1\n")
@@ -303,6 +190,8 @@ def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path)
 
 NOON_US = 1_795_867_200_000_000
 """2026-11-28 12:00 UTC: 20,785 days after 1970, and a half."""
+
+
 DATES = MAPPING.replace('"s"', '"iso"')
 
 
@@ -437,6 +326,8 @@ def test_a_tier_is_that_of_all_tasks_or_that_of_a_word_in_a_column(
 
 
 DECILES = [float(k) for k in range(11)]
+
+
 TAIL = [9 + k / 16 for k in range(1, 10)]
 
 
@@ -488,7 +379,6 @@ def machines_of(dataset: Dataset) -> list[tuple[Any, ...]]:
 
 
 NODES = "vm,t,used,node\n1,300,1,n-1\n2,300,1,7\n3,300,1,\n4,300,1,n-1\n5,300,1,-3\n"
-SAME = "[machines]\ncpu_capacity = 64\nmemory_capacity = 256e9\n"
 
 
 def test_machines_have_names_as_tasks_have_and_one_capacity_or_that_of_a_file(tmp_path: Path) -> None:
@@ -545,255 +435,6 @@ def test_windows_that_are_read_for_machines_too_count_once_among_what_fills_the_
     tables = series(load_mapping(given_mapping(tmp_path, 'machine = "node"\n' + MAPPING + SAME))).tables
     assert [table.name for table in tables] == ["usage", "names", "machines"]
     assert plan_buckets([(table, tmp_path / "a.csv") for table in tables]) == 400
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (SAME, "machines without a file are those of the windows: name their column by 'machine'"),
-        ('file = "a.csv"', "machines.machine must name the column of machines.file"),
-        (
-            'file = "../a.csv"\nmachine = "m"',
-            "below the source folder that ends in .parquet, .csv or .csv.gz, got '../a",
-        ),
-        ('file = "a.txt"\nmachine = "m"', "got 'a.txt'"),
-        ('machine = "m"', "machines.machine is a column of machines.file, which is missing"),
-        ("cores = 3", "unknown key 'machines.cores' (known: file, machine, cpu_capacity, memory_capacity)"),
-        ('cpu_capacity = "cores"', "machines.cpu_capacity must be a finite number above 0, got 'cores'"),
-        ('file = "a.csv"\ncpu_capacity = 0', "must be a column of machines.file or a finite number above 0, got 0"),
-        ("cpu_capacity = 1", "machines.memory_capacity must be a finite number above 0, got None"),
-    ],
-)
-def test_a_mistake_in_what_a_mapping_says_of_machines_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError) as found:
-        load_mapping(given_mapping(tmp_path, f"{MAPPING}[machines]\n{text.removeprefix('[machines]')}\n"))
-    assert said in str(found.value)
-
-
-def test_a_mapping_names_the_machine_of_a_window_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"machine and columns\.machine_id both name the machine: keep one"):
-        load_mapping(given_mapping(tmp_path, 'machine = "node"\n' + MAPPING + 'machine_id = "node"\n'))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {'task = "vm"': 'task = "vm"\ntier = "class"'},
-            "got 'class' (a column that has it is { column = \"class\" })",
-        ),
-        ({'task = "vm"': 'task = "vm"\ntier = { batch = "free" }'}, "tier.column must name a column"),
-        (
-            {'task = "vm"': 'task = "vm"\ntier = { column = "c", batch = "low" }'},
-            "tier.batch must be one of free, beb, mid, prod, mon, got 'low'",
-        ),
-        ({"cpu_limit = 4.0": 'tier = "prod"'}, "key 'tier' belongs above [columns]"),
-        ({"cpu_limit = 4.0": "scheduled_us = 5"}, "columns.scheduled_us must be a column name, got 5"),
-        (
-            {"cpu_limit = 4.0": 'cpu_percentiles = ["p50", "p90"]'},
-            "must be a column of lists, or 11 columns of the percentiles 0, 10 … 100, got ['p50', 'p90']",
-        ),
-        ({"cpu_limit = 4.0": "cpu_tail_percentiles = 1.0"}, "or 9 columns of the percentiles 91, 92 … 99, got 1.0"),
-        ({"cpu_limit = 4.0": 'cpu_limit = ["a"]'}, "columns.cpu_limit must be a column name or a finite number"),
-    ],
-)
-def test_a_mistake_in_what_a_mapping_says_of_tiers_runs_and_percentiles_is_named(
-    tmp_path: Path, change: dict[str, str], said: str
-) -> None:
-    text = MAPPING
-    for old, new in change.items():
-        text = text.replace(old, new)
-    with pytest.raises(ConfigError) as found:
-        load_mapping(given_mapping(tmp_path, text))
-    assert said in str(found.value)
-
-
-def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
-    text = MAPPING.replace("window_s = 300", "windows = 300").replace("cpu_limit", "cpu_limits")
-    with pytest.raises(ConfigError, match=r"unknown key 'windows'; missing key 'window_s'"):
-        load_mapping(given_mapping(tmp_path, text))
-    with pytest.raises(ConfigError, match=r"unknown canonical column 'cpu_means'.*columns.cpu_mean is required"):
-        load_mapping(given_mapping(tmp_path, MAPPING.replace("cpu_mean", "cpu_means")))
-    text = """
-task = 3
-time = { day = 0, slot = "x", hour = true }
-time_unit = "ms"
-window_s = true
-files = [1]
-colour = "red"
-[columns]
-cpu_limit = nan
-memory_limit = -1
-priority = true
-"""
-    with pytest.raises(ConfigError) as caught:
-        load_mapping(given_mapping(tmp_path, text))
-    for part in (
-        "unknown key 'colour'", "'task' must be str", "'window_s' must be int", "time_unit must be s where time is",
-        "time.day must be a number of seconds above 0, got 0", "time.slot must be", "time.hour must be",
-        "files must be globs, got [1]", "columns.cpu_mean is required",
-        "columns.cpu_limit must be a column name or a finite number of at least 0, got nan", "columns.memory_limit",
-        "columns.priority must be",
-    ):  # fmt: skip
-        assert part in str(caught.value)
-    with pytest.raises(ConfigError, match="'time' must be str or dict; time_unit must be one of"):
-        load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
-    with pytest.raises(ConfigError, match="time names no column"):
-        load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
-    with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, iso, got 'min'"):
-        load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
-    with pytest.raises(
-        ConfigError, match="no such file, and shipped are only azure, azure-csv, bitbrains, bitbrains-csv"
-    ):
-        load_mapping(tmp_path / "none.toml")
-
-
-def test_a_mapping_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mapping.toml").write_bytes(b"# caf\xe9\n" + MAPPING.encode())
-    with pytest.raises(ConfigError, match=r"mapping .*mapping.toml: not UTF-8 \(.*0xe9 in position 5"):
-        load_mapping(tmp_path / "mapping.toml")
-
-
-@pytest.mark.parametrize("glob", ["", ".", "/etc/*.csv", "../*.csv", "a/../../*.csv"])
-def test_a_mapping_names_files_below_the_source_folder_only(tmp_path: Path, glob: str) -> None:
-    text = f'files = ["a/*.csv", "{glob}", "..a.csv"]\n' + MAPPING
-    with pytest.raises(ConfigError) as caught:
-        load_mapping(given_mapping(tmp_path, text))
-    assert str(caught.value).endswith(f"mapping.toml: files must be globs below the source folder, got {glob!r}")
-
-
-def test_series_needs_a_mapping_and_other_traces_take_none() -> None:
-    with pytest.raises(ConfigError, match="'series' needs one"):
-        IngestConfig(trace="series")
-    with pytest.raises(ConfigError, match="a mapping goes with trace 'series'"):
-        IngestConfig(mapping="azure")
-
-
-def test_the_fingerprint_of_a_dataset_by_a_mapping_of_the_first_keys_stays(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n12,600,1.5\n")
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
-    assert dataset.manifest["fingerprint"] == ("f718c67d1780523b5b6ec6e5c09d8747090ed3fdb695cf1f68a7eaaa4c5c65cc")
-    texts = {name: load_mapping(name).text for name in ("azure", "bitbrains", "google-2011-machines")}
-    assert {name: sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()} == {
-        "azure": "5eebf1570a292685", "bitbrains": "b04435496686ae09", "google-2011-machines": "eb7ab1dbedb6720c",
-    }  # fmt: skip
-
-
-PUBLISHED_VM = (
-    "Timestamp [ms];\tCPU cores;\tCPU capacity provisioned [MHZ];\tCPU usage [MHZ];\tCPU usage [%];\t"
-    "Memory capacity provisioned [KB];\tMemory usage [KB];\tDisk read throughput [KB/s];\t"
-    "Disk write throughput [KB/s];\tNetwork received throughput [KB/s];\tNetwork transmitted throughput [KB/s]\n"
-    "1376314846;\t4;\t11703.998;\t10912.25;\t93.23;\t6.7108864E7;\t6129274.4;\t0.13;\t20.06;\t1.66;\t0.73\n"
-    "1376315146;\t4;\t11703.998;\t10890.5;\t93.05;\t6.7108864E7;\t6755624.0;\t13.4;\t26.2;\t2.4;\t0.8\n"
-)
-"""Rows in the layout of GWA-T-12."""
-
-
-def test_the_files_of_bitbrains_are_read_as_they_are_published(tmp_path: Path) -> None:
-    folder = tmp_path / "2013-8"
-    folder.mkdir()
-    off = PUBLISHED_VM.splitlines()[0] + "\n1376315446;\t0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0;\t0.0\n"
-    for name, text in (("1", PUBLISHED_VM), ("2", PUBLISHED_VM), ("31", off)):
-        (folder / f"{name}.csv").write_text(text)
-    dataset = ingest(folder, tmp_path / "out", config("bitbrains-csv", share=1)).dataset
-    rows = dataset.usage(0).to_pylist()
-    assert [row[s.COLLECTION_ID] for row in rows] == [1, 1, 2, 2]  # two files of the same bytes are two VMs
-    assert dataset.manifest["repeated"] == []
-    first = {s.START_US: 1_376_314_846_000_000, s.CPU_MEAN: 10912.25, s.CPU_LIMIT: 11703.998,
-             s.MEMORY_MEAN: 6129274.4, s.MEMORY_LIMIT: 67108864.0}  # fmt: skip
-    assert {name: rows[0][name] for name in first} == first
-    with pytest.raises(TraceError, match="are left out with a larger --max-reject-share"):
-        ingest(folder, tmp_path / "strict", config("bitbrains-csv"))
-    with pytest.raises(SchemaError, match=r"the mapping names columns .*; --mapping bitbrains-csv reads the files"):
-        ingest(folder, tmp_path / "cut", config("bitbrains"))
-
-
-def test_the_files_of_azure_are_read_as_they_are_published(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    vm = "yNf/R3X8fyXkOJm3ihXQcT0F52a8cDWPPRzTT6QFW8N+1QPfeKR5//6xyX0VYn7X"
-    files = {
-        "vm_cpu_readings-file-1-of-125.csv.gz": f"0,{vm},19.1,22.9,20.5\n0,b+/=,0,1.5,0.25\n",
-        "trace_data_vm_cpu_readings_vm_cpu_readings-file-2-of-125.csv.gz": f"300,{vm},18,30,21\n",
-        "vmtable.csv.gz": f"{vm},s,d,0,2591700,99.36,3.42,10.19,Delay-insensitive,1,1.75\n",
-    }
-    for name, text in files.items():
-        (tmp_path / "in" / name).write_bytes(gzip.compress(text.encode()))
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config("azure-csv")).dataset
-    rows = {(row[s.COLLECTION_ID], row[s.START_US]): row for row in dataset.usage(0).to_pylist()}
-    assert {key: (row[s.CPU_MEAN], row[s.CPU_MAX], row[s.CPU_LIMIT]) for key, row in rows.items()} == {
-        (task_id(vm), 0): (20.5, 22.9, 100.0),
-        (task_id(vm), 300_000_000): (21.0, 30.0, 100.0),
-        (task_id("b+/="), 0): (0.25, 1.5, 100.0),
-    }
-    assert dataset.manifest["not_read"] == ["vmtable.csv.gz"]
-    assert dataset.manifest["rejects"] == {}
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_a_mapping_names_the_columns_of_files_without_a_header(tmp_path: Path, delimiter: str) -> None:
-    (tmp_path / "in").mkdir()
-    text = '300,"a,b;c|d\te",1\n600,web,lots\n900,web,2,3\n1200,web,4\n'
-    (tmp_path / "in" / "a.csv").write_text("\n".join(
-        line if k == 0 else line.replace(",", delimiter) for k, line in enumerate(text.splitlines())
-    ).replace('300,"a,b;c|d\te",1', delimiter.join(['300', '"a,b;c|d\te"', '1'])) + "\n")  # fmt: skip
-    mapping = given_mapping(tmp_path, 'header = ["t", "vm", "used"]\n' + MAPPING)
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
-    rejects = pq.read_table(dataset.path / "rejects" / "rejects.parquet")
-    assert list(zip(rejects["line"].to_pylist(), rejects["reason"].to_pylist(), strict=True)) == [
-        (2, "used is not a double"), (3, "row is malformed: too many columns")
-    ]  # fmt: skip
-    assert {row[s.COLLECTION_ID]: row[s.CPU_MEAN] for row in dataset.usage(0).to_pylist()} == {
-        task_id("a,b;c|d\te"): 1.0, task_id("web"): 4.0
-    }  # fmt: skip
-
-
-def test_a_header_line_where_the_mapping_says_that_there_is_none_is_a_reject(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text("t,vm,used\n300,1,1\n")
-    mapping = given_mapping(tmp_path, 'header = ["t", "vm", "used"]\n' + MAPPING)
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
-    assert (dataset.n_windows, dataset.manifest["rejects"]) == (1, {"used is not a double": 1})
-
-
-@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
-def test_the_name_of_a_file_can_be_a_column(tmp_path: Path, ending: str) -> None:
-    (tmp_path / "in" / "sub").mkdir(parents=True)
-    table = pd.DataFrame({"t": [300, 600], "used": [1.0, 2.0]})
-    for path in (tmp_path / "in" / f"web.1.{ending}", tmp_path / "in" / "sub" / f"7.{ending}"):
-        table.to_parquet(path) if ending == "parquet" else table.to_csv(path, index=False)
-    text = f'file_column = "vm"\nfiles = ["**/*.{ending}"]\n'
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, text + MAPPING))).dataset
-    assert dict.fromkeys(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == dict.fromkeys(sorted([7, task_id("web.1")]))
-    assert names_of(dataset) == [("web.1", "web.1", task_id("web.1"), 0)]
-    named = given_mapping(tmp_path, text.replace('"vm"', '"used"') + MAPPING)
-    with pytest.raises(SchemaError, match="the mapping's file_column used is a column of the file; rename it"):
-        ingest(tmp_path / "in", tmp_path / "twice", config(named))
-
-
-def test_blanks_around_the_names_and_values_of_a_file_are_none_of_theirs(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text("t; vm;\tused ;\thost\n300; web;\t1.5 ;\t7\n600; web; 2;\t\n")
-    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "host"\n')
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
-    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.5, 2.0]
-    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [7, None]
-    assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id("web")}
-    exact = given_mapping(tmp_path, MAPPING.replace('"vm"', '" vm"'))  # a mapping may name the blanks
-    dataset = ingest(tmp_path / "in", tmp_path / "exact", config(exact)).dataset
-    assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id(" web")}
-
-
-@pytest.mark.parametrize("header", ["[]", '["t", "t"]', "[1]"])
-def test_a_header_of_a_mapping_names_each_column_once(tmp_path: Path, header: str) -> None:
-    with pytest.raises(ConfigError, match="header must name each column once, got"):
-        load_mapping(given_mapping(tmp_path, f"header = {header}\n{MAPPING}"))
-
-
-@pytest.mark.parametrize("name", ["azure", "azure-csv", "bitbrains", "bitbrains-csv", "google-2011-machines"])
-def test_shipped_mappings_read(name: str) -> None:
-    assert name in shipped_mappings()
-    assert load_mapping(name).window_s == 300
 
 
 def test_a_time_given_as_columns_and_their_seconds_is_their_sum_and_a_gap_stays_one(tmp_path: Path) -> None:
@@ -870,12 +511,16 @@ priority = "rank"
 scheduling_class = "class"
 machine_id = "host"
 """
+
+
 GOLDEN: list[dict[str, Any]] = [
     {"vm, name": "12", "t": 60_000, "used": 0.125, "peak": 0.5, "rss": 0.25, "rss max": 0.375, "cache": 0.0625,
      "cpi": 1.5, "mai": 0.015625, "cores": 2.0, "rank": 119, "class": 3, "host": 2**53 + 1, "odd": 'a "b"'},
     {"vm, name": "12", "t": 240_000, "used": 0.0, "peak": None, "rss": None, "rss max": None, "cache": None,
      "cpi": None, "mai": None, "cores": None, "rank": None, "class": None, "host": None, "odd": "x"},
 ]  # fmt: skip
+
+
 GOLDEN_WINDOWS: list[dict[str, Any]] = [
     {"collection_id": 12, "instance_index": 0, "start_us": 60_000_000, "end_us": 120_000_000,
      "machine_id": 2**53 + 1, "collection_type": 0, "cpu_mean": 0.125, "cpu_max": 0.5, "memory_mean": 0.25,
@@ -909,74 +554,9 @@ def test_every_column_a_mapping_can_name_arrives_as_worked_by_hand(tmp_path: Pat
     assert dataset.manifest["lacks"] == sorted({*s.USAGE.names} - {*GOLDEN_WINDOWS[0]})
 
 
-NAMED = MAPPING.replace("cpu_limit = 4.0", 'cpu_limit = "most"')
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("place", ["name", "value", "closed far below"])
-def test_a_quote_that_is_not_closed_is_a_damaged_file_and_swallows_no_rows(
-    place: str, packed: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    good = [f"a,{300 * k},0.5,1" for k in range(200)]
-    odd = 'b,0,",1' if place == "value" else '"b,0,0.5,1'
-    lines = ["vm,t,used,most", *good, odd, *good, *(['c",0,0.5,1'] if place == "closed far below" else [])]
-    text = ("\n".join(lines) + "\n").encode()
-    (tmp_path / "in" / f"a.csv{'.gz' * packed}").write_bytes(gzip.compress(text) if packed else text)
-    with pytest.raises(TraceError, match=r"1 damaged file: .*a quote in the row that begins in line 202 is not closed"):
-        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED)))
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        pytest.param('"b,0,0.5,1', 'b",300,0.5,1', id="both in the name"),
-        pytest.param('"b,0,0.5,1', '"b,300,0.5,1', id="both open"),
-        pytest.param('b,0,0.5,"1', 'b,300,0.5,1"', id="in the last value"),
-        pytest.param('b"c,0,0.5,"1', 'b,300,0.5,1"', id="an even number in each line"),
-    ],
-)
-@pytest.mark.parametrize("between", [0, 50])
-def test_a_quote_that_is_closed_in_a_later_row_swallows_no_rows(
-    first: str, second: str, between: int, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    lines = ["vm,t,used,most", "a,0,0.5,1", first, *(f"a,{300 * k},0.5,1" for k in range(1, between + 1)), second]
-    (tmp_path / "in" / "a.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(TraceError, match="a quote in the row that begins in line 3 is not closed in that row"):
-        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED), share=0.9))
-
-
-@pytest.mark.parametrize("ends", [("\n", "\r\n"), ("\r\n", "\n"), ("\n", "\r")])
-def test_a_file_whose_lines_end_in_different_ways_is_named_as_such(ends: tuple[str, str], tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    text = f"vm,t,used{ends[0]}a,0,0.5{ends[0]}a,300,0.5{ends[1]}a,600,0.5{ends[1]}"
-    (tmp_path / "in" / "a.csv").write_text(text, newline="")
-    with pytest.raises(TraceError, match="some lines end in a carriage return and others do not; end all in a line"):
-        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
-
-
-def test_the_lines_of_rejects_count_line_breaks_within_names(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    text = 'vm,t,used\n"b\nb\n\nb",0,1\na,300,lots\n\na,600\na,900,-1\n"c\nc",0,x\na,1200,x\n'
-    (tmp_path / "in" / "a.csv").write_text(text)
-    ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9))
-    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet")
-    assert rejects[s.REJECT_LINE].to_pylist() == [6, 8, 9, 10, 12]
-
-
-def test_names_with_quotes_and_line_breaks_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    long = "\n".join(f"{k}, {k}" for k in range(200))
-    text = 'vm,t,used,most\n"a""b",0,0.5,1\n5"disk,0,0.5,1\n"c\nd",0,0.5,1\n"e,f",0,0.5,1\n'
-    text += f'"{long}",0,0.5,1\n'
-    (tmp_path / "in" / "a.csv").write_text(text)
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED))).dataset
-    found = set(dataset.table("tasks")["collection_id"].to_pylist())
-    assert found == {task_id(name) for name in ('a"b', '5"disk', "c\nd", "e,f", long)}
-
-
 MACHINES = "google-2011-machines"
+
+
 JOBS = """
 task = "job_id"
 time = { day = 86400, slot = 300 }
@@ -1077,13 +657,3 @@ def test_ingest_says_how_many_windows_came_twice(tmp_path: Path) -> None:
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING))), tmp_path / "out"
     )
     assert "1 windows repeat a task and a time of others; one of each is kept" in lines
-
-
-def test_ingest_names_the_first_files_that_were_not_read(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,0.5\n")
-    for number, said in ((1, "not read: 0.zip"), (5, "not read: 0.zip, 1.zip, 2.zip and 2 more")):
-        for name in range(number):
-            (tmp_path / "in" / f"{name}.zip").touch()
-        report = ingest(tmp_path / "in", tmp_path / f"out-{number}", config(given_mapping(tmp_path, MAPPING)))
-        assert said in of_ingest(report, tmp_path / "out")[1]
