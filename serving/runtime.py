@@ -194,10 +194,11 @@ class Runtime:
         from reclaim.serving.storage.store import Store
 
         try:
-            place = place_of(cell_folder(self.settings.state), FORMAT)
+            first = cell_folder(self.settings.state)
+            place = place_of(first, FORMAT)
             store = Store.open(
                 place.folder, state_version=FORMAT, sync=self.settings.sync, repair=self.settings.repair,
-                lock_too=place.lock_too,
+                lock_too=first,
             )  # fmt: skip
         except (StoreError, OSError) as error:
             log.error("%s", error)

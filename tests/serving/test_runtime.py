@@ -136,22 +136,22 @@ def test_a_state_of_another_format_is_left_and_the_cell_begins_again_next_to_it_
             runtime.writer.write(usage_rows(windows_of({"task": task}))).result()
             return before.about, set(runtime.tracker.names()[:, 0].tolist()), shown
 
-    about, tasks, _ = run(8, 1)
+    about, tasks, _ = run(9, 1)
     assert (about["other_formats"], about["notes"], tasks) == ([], [], {1})
     caplog.clear()
-    about, tasks, shown = run(9, 2)
+    about, tasks, shown = run(10, 2)
     (left,) = about["other_formats"]
-    assert left.startswith(f"{tmp_path / 'cell'} has a state of format 8, which this release leaves as it is")
+    assert left.startswith(f"{tmp_path / 'format-9'} has a state of format 9, which this release leaves as it is")
     assert "tasks reserve their limit until they have history there, which `reclaim feed` sends by itself" in left
-    assert about["notes"] == [f"The cell begins again in {tmp_path / 'format-9'}, as no state of format 9 is there."]
+    assert about["notes"] == [f"The cell begins again in {tmp_path / 'format-10'}, as no state of format 10 is there."]
     assert {left, *about["notes"]} <= {record.getMessage() for record in caplog.records}
     assert "reclaim_recovered_notes 1.0" in shown
     assert tasks == {2}
-    about, tasks, shown = run(8, 3)  # a rollback
+    about, tasks, shown = run(9, 3)  # a rollback
     assert len(about["other_formats"]) == 1
     assert (about["notes"], tasks) == ([], {1, 3})
     assert "reclaim_recovered_notes 0.0" in shown
-    about, tasks, _ = run(9, 4)
+    about, tasks, _ = run(10, 4)
     assert (about["other_formats"], about["notes"], tasks) == ([left], [], {2, 4})
 
 

@@ -51,14 +51,6 @@ def test_the_version_is_known_of_another_layout_of_files_and_past_damaged_ones(
     assert version_in(tmp_path / "cell") is None
 
 
-def test_format_eight_stays_where_earlier_releases_look_for_it(tmp_path: Path) -> None:
-    first = tmp_path / "cell"
-    assert place_of(first, 8).folder == first
-    write(first, 8)
-    found = place_of(first, 8)
-    assert (found.folder, found.lock_too, found.others) == (first, None, {})
-
-
 def test_a_format_that_is_not_there_begins_next_to_the_others_and_each_finds_its_own_again(tmp_path: Path) -> None:
     first = tmp_path / "cell"
     write(first, 8, save=True)
@@ -68,31 +60,10 @@ def test_a_format_that_is_not_there_begins_next_to_the_others_and_each_finds_its
         found = place_of(first, version)
         assert found.folder == tmp_path / f"format-{version}"
         assert not found.folder.exists()
-        assert found.lock_too == first
         write(found.folder, version, lock_too=first)
     assert place_of(first, 10).others == {first: 8, tmp_path / "format-9": 9}
     assert place_of(first, 9).others == {first: 8, tmp_path / "format-10": 10}  # a release of before, and a newer one
-    assert place_of(first, 8).folder == first
-    assert place_of(first, 8).others == {tmp_path / "format-10": 10, tmp_path / "format-9": 9}
     assert contents(first) == before
-
-
-def test_format_eight_begins_next_to_an_older_one_and_stays_there_when_that_is_deleted(tmp_path: Path) -> None:
-    first = tmp_path / "cell"
-    write(first, 7)
-    found = place_of(first, 8)
-    assert (found.folder, found.lock_too, found.others) == (tmp_path / "format-8", first, {first: 7})
-    write(found.folder, 8, lock_too=first)
-    for path in first.iterdir():
-        path.unlink()
-    first.rmdir()
-    found = place_of(first, 8)
-    assert (found.folder, found.others) == (tmp_path / "format-8", {})
-    write(found.folder, 8, lock_too=found.lock_too)
-
-
-def test_formats_later_than_eight_never_begin_where_earlier_releases_look(tmp_path: Path) -> None:
-    assert place_of(tmp_path / "cell", 9).folder == tmp_path / "format-9"
 
 
 def test_two_formats_of_a_state_are_never_open_at_once(tmp_path: Path) -> None:
@@ -111,12 +82,13 @@ def test_two_formats_of_a_state_are_never_open_at_once(tmp_path: Path) -> None:
 
 def test_a_damaged_state_of_the_same_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     first = tmp_path / "cell"
-    write(first, 8)
-    (segment,) = first.glob("log-*")
+    folder = place_of(first, 9).folder
+    write(folder, 9)
+    (segment,) = folder.glob("log-*")
     raw = bytearray(segment.read_bytes())
     raw[0] ^= 1
     segment.write_bytes(bytes(raw))
-    found = place_of(first, 8)
-    assert found.folder == first
+    found = place_of(first, 9)
+    assert (found.folder, found.others) == (folder, {})
     with pytest.raises(StoreError, match="its header is damaged"):
-        Store.open(found.folder, state_version=8)
+        Store.open(found.folder, state_version=9)
