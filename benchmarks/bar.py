@@ -84,7 +84,7 @@ from reclaim.training.margins.price import Price
 from reclaim.training.margins.tune import TunedEstimator, tuning_facts
 from reclaim.training.models.forecaster import ALL_HEADS, Forecaster
 from reclaim.training.models.survival import forecast_of
-from reclaim.training.settings import TrainConfig
+from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
 
 TREES, MIX, LIMIT = "trees", "mix", "limit"
@@ -192,7 +192,7 @@ def _facts(source: Source) -> dict[str, Any]:
 
 def _train(source: Source, estimator: str) -> Bundle:
     """Return the model of a dataset, trained if it is not in the store."""
-    report = run_training(source.dataset.path, TrainConfig(estimator=estimator))
+    report = run_training(source.dataset.path, TrainConfig(estimator=estimator, prior=NO_PRIOR))
     return load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
 
 

@@ -55,7 +55,7 @@ from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.violation import needed
-from reclaim.training.settings import TrainConfig, config_file
+from reclaim.training.settings import NO_PRIOR, TrainConfig, config_file
 from reclaim.training.tracking import runs as tracking
 
 Floats = NDArray[np.float64]
@@ -76,7 +76,7 @@ _STILL: Final = 1e-9
 def network_of(source: Source, seed: int) -> Bundle:
     """Return the network of `reclaim train` on one dataset; its prices are set by the caller."""
     with tempfile.TemporaryDirectory() as folder:
-        fitted = learner_of("network").fit([source], TrainConfig(seed=seed), Path(folder))
+        fitted = learner_of("network").fit([source], TrainConfig(seed=seed, prior=NO_PRIOR), Path(folder))
     fingerprint = source.dataset.fingerprint
     return Bundle(
         "network", fitted.refitted or fitted.forecaster, HORIZON_S, _BEGIN, fingerprint, held_out=fitted.forecaster,

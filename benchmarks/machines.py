@@ -112,7 +112,7 @@ def prepare(asked: argparse.Namespace, work: Path, name: str) -> tuple[str, str]
             call(work, "features", dataset, *(part for one in role for part in ("--set", one)))
     bundle = f"{name}-model"
     if not (work / bundle).is_dir():
-        call(work, "train", trained, "--set", f"model_name={name}")
+        call(work, "train", trained, "--set", f"model_name={name}", "--set", "prior=none")
         call(work, "bundle", f"{name}@candidate", bundle)
     return name, bundle
 

@@ -79,7 +79,7 @@ def main() -> None:
         run([*reclaim, "ingest", trace.name, name], work, environment)
         valid = [] if role.endswith("train") else ["--set", f"split.valid_share={before / (asked.days + before):.6f}"]
         run([*reclaim, "features", name, "--set", role, *valid], work, environment)
-    run([*reclaim, "train", "train"], work, environment)
+    run([*reclaim, "train", "train", "--set", "prior=none"], work, environment)
     for folder in asked.experiments:
         experiment = next(name for name in EXPERIMENTS if folder.startswith(name))
         settings = {**_SETTINGS[folder], "draws": str(asked.draws)}

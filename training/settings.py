@@ -20,6 +20,9 @@ from reclaim.training.tracking.references import is_folder
 QUANTILE_LEVELS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995)
 """Levels that are read off a curve; dense at the top, where reservations lie (budgets of 1 % and 0.1 %)."""
 
+NO_PRIOR: Final = "none"
+"""The prior of a network that answers by its own curves alone, however short its history is."""
+
 _UNNAMED: Final = ("estimator", "experiment", "model_name")
 """Settings that a run's name leaves out: they are shown where it is."""
 _NAME_LETTERS: Final = 200
@@ -163,6 +166,9 @@ class TrainConfig:
     against_builtin: bool = True
     """Compares with the built-in model on validation rows: the first model of a name is served only if it is not
     worse."""
+    prior: str = "builtin"
+    """Portable model of other clusters whose curves are mixed into those of the network where the history is shorter
+    than two weeks: ``builtin``, one by its name or folder, or ``none``."""
     seed: int = 1
     """Seed of every random choice, from 0 to 2147483647."""
     fit: FitConfig = field(default_factory=FitConfig)

@@ -36,7 +36,7 @@ from reclaim.training.margins.calibrate import calibrate, guarded_reservations, 
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.estimator import ForecastEstimator
-from reclaim.training.settings import TrainConfig
+from reclaim.training.settings import NO_PRIOR, TrainConfig
 
 HORIZON_S: Final = 3_600
 MARGINS: Final = ("aggressive", "baseline")
@@ -68,7 +68,7 @@ def main() -> None:
 def measured(path: Path, n_rows: int, set_on: float, enough: list[float]) -> Iterator[tuple[str, list[str]]]:
     """Yield the cells of each way: prices as they were set, then those that follow."""
     (source,) = open_sources([path])
-    config = TrainConfig()
+    config = TrainConfig(prior=NO_PRIOR)
     config = replace(config, fit=replace(config.fit, max_samples=n_rows))
     with tempfile.TemporaryDirectory() as folder:
         network = NetworkLearner().fit([source], config, Path(folder)).forecaster

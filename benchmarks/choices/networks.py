@@ -55,7 +55,7 @@ def main() -> None:
 
 def measured(source: Source, way: str, seed: int) -> Line:
     """Return the least loss of a fit, and what its network reclaims at each budget."""
-    fitted, found = priced([source], replace(load_config(TrainConfig, None, way.split()), seed=seed))
+    fitted, found = priced([source], replace(load_config(TrainConfig, None, ["prior=none", *way.split()]), seed=seed))
     reclaimed = {
         f"{horizon_s} s, {resource}, {budget}": round(100 * float(share), 3)
         for horizon_s, of in found.items()

@@ -31,7 +31,7 @@ from reclaim.training.margins.calibrate import calibrate
 from reclaim.training.models import beyond
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.settings import TrainConfig
+from reclaim.training.settings import NO_PRIOR, TrainConfig
 
 HEIGHTS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Largest probabilities that are tempered, tried one by one."""
@@ -58,7 +58,7 @@ def main() -> None:
 
 def measured(source: Source, horizon_s: int, n_rows: int) -> list[tuple[float, list[float]]]:
     """Return what is reclaimed at each height, 0 for the bare network: of each resource at 1 %, then at 0.1 %."""
-    features, config = source.features, TrainConfig()
+    features, config = source.features, TrainConfig(prior=NO_PRIOR)
     config = replace(config, fit=replace(config.fit, max_samples=n_rows))
     with tempfile.TemporaryDirectory() as folder:
         network = NetworkLearner().fit([source], config, Path(folder)).forecaster

@@ -93,6 +93,10 @@ class Learner(ABC):
             There is no training row, or no known demand in any.
         """
 
+    def rests_on(self, sources: Sequence[Source], config: TrainConfig) -> Any:  # noqa: ARG002 - nothing
+        """Return, as plain values, what a fit rests on besides the rows and the settings; None for nothing."""
+        return None
+
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:  # noqa: ARG002 - for those that have one
         """Return the loss that a search of the settings lowers."""
         raise ConfigError(f"estimator {config.estimator!r} has no settings that are searched")

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from reclaim.data.core.files import replaced_file
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.feature_set import FeatureSet
+from reclaim.training.bundle import load_model
 from reclaim.training.fitting.devices.distributed import Ranks, joined, own_device
 from reclaim.training.fitting.devices.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.learner import Fitted, Learner, Objective, OnEpoch, Space, check_known
@@ -40,9 +41,12 @@ from reclaim.training.models.network import (
     thresholds_from,
     weighted_mean,
 )
+from reclaim.training.models.oom_calibration import Calibrated
+from reclaim.training.models.portable import PortableForecaster
+from reclaim.training.models.prior import Prior, quarters_of
 from reclaim.training.models.survival import ABOVE, BELOW, CEILING, FLOOR, LAST, NOW
 from reclaim.training.models.trees import Rows
-from reclaim.training.settings import FitConfig, TrainConfig
+from reclaim.training.settings import NO_PRIOR, FitConfig, TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +114,7 @@ class NetworkLearner(Learner):
         self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path, *, on_epoch: OnEpoch | None = None
     ) -> Fitted:
         """Put the rows that are used on the device and fit."""
+        prior = prior_of(sources, config)
         train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
         with _remedy_named(config.fit):
             samples, valid = _samples(sources, config, train)
@@ -119,12 +124,20 @@ class NetworkLearner(Learner):
                 hidden=hidden_features(sources),
             )  # fmt: skip
         facts = result.facts(len(samples))
-        forecaster = NetworkForecaster.of(result.network, result.heads, _beyond(samples))
+        if prior is not None:
+            facts["prior"] = prior.facts | {"history_days": round(_history_s(sources) / 86_400, 2)}
+        forecaster = NetworkForecaster.of(result.network, result.heads, _beyond(samples), prior)
         del samples, valid
         refitted = None
         if config.fit.refit:
             refitted, facts["refit_rows"] = _refit(sources, config, result, checkpoints)
+            refitted.prior = prior
         return Fitted(forecaster, [len(rows) for rows in train], facts, result.history, refitted)
+
+    def rests_on(self, sources: Sequence[Source], config: TrainConfig) -> Any:
+        """Return what tells the network that is mixed in from another one."""
+        prior = prior_of(sources, config)
+        return None if prior is None else prior.facts
 
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
         """Return the least validation loss of the epochs; the samples are put on the device once."""
@@ -158,6 +171,34 @@ class NetworkLearner(Learner):
             "fit.warmup_share": (FloatDistribution(0.05, 0.4), "from a short climb to almost half of the schedule"),
             "fit.batch_size": (CategoricalDistribution((256, 512, 1024, 2048)), "below, a step is all overhead"),
         }
+
+
+def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
+    """Return what is mixed into the curves of a network of some datasets; None where their history is long enough.
+
+    Raises
+    ------
+    ConfigError
+        The model of the settings is not portable.
+    ModelError
+        There is no such model.
+    """
+    quarters = quarters_of(_history_s(sources))
+    if config.prior == NO_PRIOR or not any(quarters):
+        return None
+    forecaster = load_model(config.prior).forecaster
+    bare = forecaster.bare if isinstance(forecaster, Calibrated) else forecaster
+    if not isinstance(bare, PortableForecaster):
+        raise ConfigError(
+            f"prior: {config.prior!r} is a model of one cluster; name one of `reclaim train … --config portable`, "
+            f"builtin or {NO_PRIOR}"
+        )
+    return Prior(bare, quarters)
+
+
+def _history_s(sources: Sequence[Source]) -> float:
+    """Return the longest history of some datasets."""
+    return max(source.history_s for source in sources)
 
 
 def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray[np.int64]]) -> tuple[Samples, Samples]:

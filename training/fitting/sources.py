@@ -59,6 +59,12 @@ class Source:
         return DatasetFacts(self.name, self.dataset.fingerprint, str(self.dataset.path.resolve()))
 
     @property
+    def history_s(self) -> float:
+        """Time from its first window to the end of the validation period, in seconds."""
+        first, last = self.features.manifest["span_us"]
+        return float(min(self.features.cuts_us[1], last) - first) / 1e6
+
+    @property
     def split_facts(self) -> dict[str, float]:
         """Return the facts by which a replay knows whether it tests on what this training saw, kept in the bundle.
 

@@ -42,7 +42,7 @@ from reclaim.training.fitting.trained import (
     score,
 )
 from reclaim.training.margins.calibrate import known_rows
-from reclaim.training.settings import TrainConfig
+from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
 
 log = logging.getLogger(__name__)
@@ -281,7 +281,8 @@ def _fit_along(paths: Sequence[Path], config: TrainConfig, key: str, on_epoch: O
 def _key(sources: Sequence[Source], config: TrainConfig) -> str:
     """Return what two runs share that do the same."""
     data = [source.dataset.fingerprint for source in sources] + [source.features.fingerprint for source in sources]
-    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT, FITTING])
+    rests_on = learner_of(config.estimator).rests_on(sources, config)
+    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT, FITTING, rests_on])
 
 
 def _checkpoints(sources: Sequence[Source], key: str) -> Path:
@@ -338,11 +339,20 @@ def _report(
                 "short, and the built-in model is served where there is no champion"
                 for one in trained.worse
             ),
+            *([_prior_note(prior, config)] if (prior := trained.fitted.facts.get("prior")) else []),
             *own_price_notes(valid, config, calibration),
             *trained.first.calibration.notes,
             *([f"{OOM_NOTE}{_oom_definition(sources)}"] if np.isfinite(valid.oom).any() else []),
         ],
         seconds=0.0,
+    )
+
+
+def _prior_note(prior: Mapping[str, Any], config: TrainConfig) -> str:
+    shares = ", ".join(f"{25 * n} % {horizon_s} s ahead" for horizon_s, n in prior["quarters"].items() if n)
+    return (
+        f"the history is short ({prior['history_days']:.1f} days), so curves are in part those of {config.prior}, "
+        f"which learned from other clusters: {shares}; train again when there is more, or with prior={NO_PRIOR}"
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.models.beyond import KEY, RECENT, Beyond, taken_from, temper
 from reclaim.training.models.forward import ForwardPass
+from reclaim.training.models.prior import Prior
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
 
@@ -107,6 +108,8 @@ class NetworkForecaster:
         What was fitted; the forecast of all else is NaN.
     beyond : Beyond or None
         What the curves are tempered by; None: they are the network's own.
+    prior : Prior or None
+        What is mixed into the curves then.
 
     Attributes
     ----------
@@ -117,18 +120,23 @@ class NetworkForecaster:
     _FILE: Final = "network.safetensors"
 
     def __init__(
-        self, tensors: Mapping[str, NDArray[np.float32]], heads: Heads = ALL_HEADS, beyond: Beyond | None = None
-    ) -> None:
+        self, tensors: Mapping[str, NDArray[np.float32]], heads: Heads = ALL_HEADS, beyond: Beyond | None = None,
+        prior: Prior | None = None,
+    ) -> None:  # fmt: skip
         self.tensors = dict(tensors)
         self.heads = heads
         self.beyond = beyond
+        self.prior = prior
         self.threads = 1
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
 
     @classmethod
-    def of(cls, network: SurvivalNetwork, heads: Heads = ALL_HEADS, beyond: Beyond | None = None) -> NetworkForecaster:
+    def of(
+        cls, network: SurvivalNetwork, heads: Heads = ALL_HEADS, beyond: Beyond | None = None,
+        prior: Prior | None = None,
+    ) -> NetworkForecaster:  # fmt: skip
         """Return what answers with a network's weights."""
-        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, heads, beyond)
+        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, heads, beyond, prior)
 
     @property
     def network(self) -> SurvivalNetwork:
@@ -170,6 +178,7 @@ class NetworkForecaster:
         survival = np.empty((n, len(TARGETS), len(horizons_s), N_THRESHOLDS), np.float32)
         probability = np.empty((n, len(horizons_s)))
         features = np.ascontiguousarray(x, np.float32)
+        mix = None if self.prior is None else self.prior.mixer(horizons_s)
 
         def curves(rows: slice, thresholds: NDArray[np.float32]) -> None:
             some = survival[rows]
@@ -177,6 +186,8 @@ class NetworkForecaster:
                 features[rows], some.reshape(len(some), len(TARGETS) * len(horizons_s), N_THRESHOLDS), probability[rows]
             )
             temper(some, thresholds, features[rows], self.beyond, horizons_s)
+            if mix is not None:
+                mix(some, thresholds, features[rows])
 
         return forecast_of(survival, features, probability, horizons_s, QUANTILE_LEVELS, self.threads, curves)
 
@@ -191,14 +202,18 @@ class NetworkForecaster:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the weights, the shape of the network, what of it was fitted, and what tempers it."""
+        """Write the weights, the shape of the network, what of it was fitted, what tempers it, and what is mixed in."""
         width, depth = _size(self.tensors)
         shape = {"width": width, "depth": depth}
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
         if self.beyond is not None:
             tensors[KEY] = self.beyond
         heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
-        save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
+        facts: dict[str, Any] = {"shape": shape, "heads": heads}
+        if self.prior is not None:
+            self.prior.forecaster.save(folder)
+            facts["prior"] = self.prior.quarters
+        save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps(facts)})
 
     @classmethod
     def load(cls, folder: Path) -> NetworkForecaster:
@@ -211,7 +226,15 @@ class NetworkForecaster:
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:
             raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
-        return cls(tensors, heads, beyond)
+        return cls(tensors, heads, beyond, _prior_in(folder, facts.get("prior")))
+
+
+def _prior_in(folder: Path, quarters: Sequence[int] | None) -> Prior | None:
+    if quarters is None:
+        return None
+    from reclaim.training.models.portable import PortableForecaster  # which takes the heads from here
+
+    return Prior(PortableForecaster.load(folder), tuple(quarters))
 
 
 _N_STEPS: Final = len(TARGETS) * len(HORIZONS_S) * N_THRESHOLDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,23 +162,37 @@ class PortableForecaster:
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row; it says nothing of running out of memory."""
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        if horizons_s not in self._passes:
-            self._passes[horizons_s] = self._pass_to(horizons_s)
-        forward, n = self._passes[horizons_s], len(x)
+        write, n = self.writer(horizons_s), len(x)
         survival = np.empty((n, len(TARGETS), len(horizons_s), N_THRESHOLDS), np.float32)
         features = np.ascontiguousarray(x, np.float32)
 
         def curves(rows: slice, thresholds: NDArray[np.float32]) -> None:
-            some, inputs = survival[rows], inputs_of(features[rows])
-            by_target = inputs.reshape(-1, len(INPUTS))
-            forward.write(
-                by_target, some.reshape(len(by_target), len(horizons_s), N_THRESHOLDS), np.empty((len(by_target), 0))
-            )
-            some[np.isnan(inputs[:, :, _EVER])] = np.nan
-            temper(some, thresholds, features[rows], self.beyond, horizons_s, SO_FAR)
+            write(survival[rows], thresholds, features[rows])
 
         unknown = np.full((n, len(horizons_s)), np.nan)
         return forecast_of(survival, features, unknown, horizons_s, QUANTILE_LEVELS, self.threads, curves)
+
+    def writer(self, horizons_s: tuple[int, ...]) -> Callable[..., None]:
+        """Return the function that writes the curves of some horizons.
+
+        Its arguments are the curves, float32, shape (n, n_targets, n_horizons, N_THRESHOLDS), their thresholds and the
+        features of the rows.
+        """
+        if horizons_s not in self._passes:
+            self._passes[horizons_s] = self._pass_to(horizons_s)
+        forward = self._passes[horizons_s]
+
+        def write(survival: NDArray[np.float32], thresholds: NDArray[np.float32], x: NDArray[np.float32]) -> None:
+            inputs = inputs_of(x)
+            by_target = inputs.reshape(-1, len(INPUTS))
+            forward.write(
+                by_target, survival.reshape(len(by_target), len(horizons_s), N_THRESHOLDS),
+                np.empty((len(by_target), 0)),
+            )  # fmt: skip
+            survival[np.isnan(inputs[:, :, _EVER])] = np.nan
+            temper(survival, thresholds, x, self.beyond, horizons_s, SO_FAR)
+
+        return write
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
         outputs = np.arange(len(HORIZONS_S) * N_THRESHOLDS).reshape(len(HORIZONS_S), N_THRESHOLDS)

@@ -1,0 +1,91 @@
+"""Mixes the curves of a network of other clusters into those of a network whose own history is short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.jit import LENT
+from reclaim.features.targets import HORIZONS_S
+
+if TYPE_CHECKING:
+    from reclaim.training.models.portable import PortableForecaster
+
+_DAY_S: Final = 86_400
+QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = ((7.0, (1, 1, 2)), (14.0, (0, 1, 1)))
+"""Days of history below which so many quarters of each horizon's curve are the others' (`benchmarks/LOG.md`,
+2026-11-28)."""
+
+
+def quarters_of(history_s: float) -> tuple[int, ...]:
+    """Return how many quarters of the curve of each horizon are the others', by the length of one's own history."""
+    return next((quarters for days, quarters in QUARTERS if history_s < days * _DAY_S), (0,) * len(HORIZONS_S))
+
+
+class Prior(NamedTuple):
+    """A network of other clusters and its part in the curves.
+
+    Attributes
+    ----------
+    forecaster : PortableForecaster
+    quarters : tuple of int
+        Of the curve of each horizon, from 0 to 3. The curve is the geometric mean, with these weights.
+    """
+
+    forecaster: PortableForecaster
+    quarters: tuple[int, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values for the bundle: the digest of the other network, and its quarters of each horizon's curve."""
+        digest = sha256()
+        for name, values in sorted(self.forecaster.tensors.items()):
+            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
+        quarters = {str(h): n for h, n in zip(HORIZONS_S, self.quarters, strict=True)}
+        return {"sha256": digest.hexdigest(), "quarters": quarters}
+
+    def mixer(self, horizons_s: tuple[int, ...]) -> Callable[..., None]:
+        """Return the function that mixes curves of some horizons in place.
+
+        Its arguments are the curves, float32, shape (n, n_targets, n_horizons, N_THRESHOLDS), their thresholds and the
+        features of the rows. A task of which the others' network knows nothing keeps its own curve.
+        """
+        mixed = tuple(h for h in horizons_s if self.quarters[HORIZONS_S.index(h)])
+        if not mixed:
+            return lambda *_: None
+        write = self.forecaster.writer(mixed)
+        places = np.array([horizons_s.index(h) for h in mixed])
+        quarters = np.array([self.quarters[HORIZONS_S.index(h)] for h in mixed])
+
+        def mix(survival: NDArray[np.float32], thresholds: NDArray[np.float32], x: NDArray[np.float32]) -> None:
+            others = np.empty((*survival.shape[:2], len(mixed), survival.shape[3]), np.float32)
+            write(others, thresholds, x)
+            _mix(survival, others, places, quarters)
+
+        return mix
+
+
+@numba.njit(**LENT)
+def _mix(
+    survival: Any,  # (n, n_targets, n_horizons, J) float32, changed
+    others: Any,  # (n, n_targets, n_mixed, J) float32
+    places: Any,  # (n_mixed,) int64: which horizon of the first each of the second is
+    quarters: Any,  # (n_mixed,) int64: 1, 2 or 3
+) -> None:
+    for i in range(len(survival)):
+        for t in range(survival.shape[1]):
+            for k in range(len(places)):
+                own, other = survival[i, t, places[k]], others[i, t, k]
+                if np.isnan(other[0]):
+                    continue
+                for j in range(len(own)):  # by roots, which are rounded alike everywhere
+                    mean = math.sqrt(np.float64(own[j]) * np.float64(other[j]))
+                    if quarters[k] != 2:
+                        mean = math.sqrt(np.float64(own[j] if quarters[k] == 1 else other[j]) * mean)
+                    own[j] = mean
