@@ -198,7 +198,7 @@ def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
 
 def _history_s(sources: Sequence[Source]) -> float:
     """Return the longest history of some datasets."""
-    return max(source.history_s for source in sources)
+    return max((source.history_s for source in sources), default=math.inf)
 
 
 def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray[np.int64]]) -> tuple[Samples, Samples]:

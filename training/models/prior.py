@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from reclaim.training.models.portable import PortableForecaster
 
 _DAY_S: Final = 86_400
-QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = ((7.0, (1, 1, 2)), (14.0, (0, 1, 1)))
-"""Days of history below which so many quarters of each horizon's curve are the others' (`benchmarks/LOG.md`,
-2026-11-28)."""
+QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = (
+    (3.0, (1, 2, 3)),
+    (7.0, (1, 1, 2)),
+    (14.0, (0, 1, 2)),
+    (21.0, (0, 0, 1)),
+)
+"""Days of history below which so many quarters of the curve of each horizon are the others'. A day ahead one's own
+network has few outcomes that do not overlap (`benchmarks/LOG.md`, 2026-11-28)."""
 
 
 def quarters_of(history_s: float) -> tuple[int, ...]:
