@@ -87,7 +87,7 @@ from reclaim.training.models.survival import forecast_of
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
 
-TREES, MIX, LIMIT = "trees", "mix", "limit"
+TREES, MIX, MIXED_IN, LIMIT = "trees", "mix", "network, others mixed in", "limit"
 NAMES = tuple(name for name in ESTIMATORS if name != LIMIT)
 STATISTICAL = (*NAMES, *(name + PUBLISHED for name in NAMES if len(candidates(name)) > 1))
 LEAST_ROWS = 1_000
@@ -123,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--transfer", type=Path, metavar="OTHER", help="Measure there what was trained on DATASET.")
+    parser.add_argument("--prior", metavar="MODEL", help="Measure the network with this model mixed in, too.")
     parser.add_argument("--trees", action="store_true", help="Measure the trees, too, and the mean of both curves.")
     parser.add_argument("--horizon", type=int, choices=HORIZONS_S, metavar="S", help="Measure this horizon alone.")
     parser.add_argument("--rivals", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="By default all.")
@@ -142,6 +143,9 @@ def main() -> None:
         pairs = [(NETWORK, BEST), (NETWORK, BORG), (other, BEST), (other, NETWORK)]
     else:
         pairs = [(NETWORK, BEST), (NETWORK, BORG)]
+    if arguments.prior:
+        models[MIXED_IN] = _train(source, "network", arguments.prior)
+        pairs += [(MIXED_IN, BEST), (MIXED_IN, NETWORK)]
     if arguments.trees:
         models[TREES] = _train(source, "trees")
         network, trees = models[NETWORK], models[TREES].forecaster
@@ -152,6 +156,7 @@ def main() -> None:
     content = {
         "command": f"python -m benchmarks.bar {arguments.dataset.name}"
         + (f" --transfer {arguments.transfer.name}" if arguments.transfer else "")
+        + (f" --prior {Path(arguments.prior).name}" if arguments.prior else "")
         + " --trees" * arguments.trees
         + (f" --horizon {arguments.horizon}" if arguments.horizon else "")
         + (f" --rivals {' '.join(arguments.rivals)}" if arguments.rivals != NAMES else ""),
@@ -190,9 +195,9 @@ def _facts(source: Source) -> dict[str, Any]:
     }
 
 
-def _train(source: Source, estimator: str) -> Bundle:
+def _train(source: Source, estimator: str, prior: str = NO_PRIOR) -> Bundle:
     """Return the model of a dataset, trained if it is not in the store."""
-    report = run_training(source.dataset.path, TrainConfig(estimator=estimator, prior=NO_PRIOR))
+    report = run_training(source.dataset.path, TrainConfig(estimator=estimator, prior=prior))
     return load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
 
 
