@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from reclaim.training.fitting.devices.distributed import Ranks
 from reclaim.training.fitting.devices.recorded import Step, recorded_step
 from reclaim.training.fitting.network import FitResult, choose_device, fit_network, oom_loss
 from reclaim.training.fitting.samples import Samples
+from reclaim.training.fitting.sources import Source
 from reclaim.training.models.beyond import beyond_of
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import SurvivalNetwork, survival_loss
+from reclaim.training.models.prior import quarters_of
 from reclaim.training.models.survival import NOW, thresholds_of
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
@@ -237,6 +240,22 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
         with pytest.raises(ConfigError, match=remedy) as told:
             work()
         assert "\n" not in str(told.value)
+
+
+def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
+    def source(days: float, cut: float = 1.0) -> Any:
+        end_us = int(days * 86_400e6)
+        return Source(*2 * [SimpleNamespace(manifest={"span_us": [0, end_us]}, cuts_us=(0, int(end_us * cut)))])
+
+    def quarters(*sources: Any, **settings: Any) -> tuple[int, ...] | None:
+        prior = fit.prior_of(sources, TrainConfig(**settings))
+        return None if prior is None else prior.quarters
+
+    assert quarters(source(2)) == quarters_of(2 * 86_400) != quarters_of(8 * 86_400)
+    assert quarters(source(2), source(8)) == quarters_of(8 * 86_400)
+    assert quarters(source(8, 0.25)) == quarters_of(2 * 86_400)  # what follows validation rows was not learned from
+    assert quarters(source(2), source(30)) is None
+    assert quarters(source(2), prior="none") is None
 
 
 def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(

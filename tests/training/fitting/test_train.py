@@ -18,7 +18,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.oom import OOM_DEFINITION
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import AFTER_TRACE_US, RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import TIER_LABELS
@@ -32,9 +32,11 @@ from reclaim.training.fitting.train import SCORES, TrainReport, run_training
 from reclaim.training.margins.calibrate import violation_share
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.value import Value
+from reclaim.training.models.prior import quarters_of
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import store_client
+from reclaim.training.tracking.references import BUILTIN_FOLDER
 from tests.object_store import Bucket
 from tests.series import dataset_of
 
@@ -205,17 +207,54 @@ def test_running_it_again_finds_the_finished_run(
 
 
 def test_another_setting_fit_format_dataset_or_feature_set_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(config: TrainConfig = CONFIG, dataset: str = "d", features: str = "f") -> str:
-        of: Any = SimpleNamespace(fingerprint=dataset), SimpleNamespace(fingerprint=features)
+    def key(config: TrainConfig = CONFIG, dataset: str = "d", features: str = "f", days: int = 30) -> str:
+        span = {"span_us": [0, days * 86_400_000_000]}
+        of: Any = (
+            SimpleNamespace(fingerprint=dataset),
+            SimpleNamespace(fingerprint=features, manifest=span, cuts_us=(1, AFTER_TRACE_US)),
+        )
         return train._key([Source(*of)], config)
 
-    keys = [key(), key(replace(CONFIG, seed=9)), key(dataset="e"), key(features="g")]
+    keys = [key(), key(replace(CONFIG, seed=9)), key(dataset="e"), key(features="g"), key(days=10), key(days=5)]
     for name in ("FITTING", "FORMAT", "PIPELINE_VERSION"):
         with monkeypatch.context() as patch:
             patch.setattr(train, name, "another")
             keys.append(key())
     assert len(set(keys)) == len(keys)
     assert key() == keys[0]
+
+
+def test_the_curves_of_a_short_history_are_those_of_the_network_alone_with_their_part_of_the_others(
+    place: Path, trained: TrainReport
+) -> None:
+    alone = run_training(place / "dataset", replace(CONFIG, prior="none"))
+    bundles = [load_bundle(tracking.fetch_bundle(f"reclaim/{of.version}")[0]) for of in (trained, alone)]
+    x = np.asarray(FeatureSet.open(place / "dataset").x[::50])
+    others = load_bundle(BUILTIN_FOLDER).forecaster.predict(x)
+    for forecasters in ([b.forecaster for b in bundles], [b.held_out for b in bundles]):
+        mixed, own = (forecaster.predict(x) for forecaster in forecasters if forecaster is not None)
+        for h, quarters in enumerate(quarters_of(86_400)[:2]):  # a day of training knows no demand of a day
+            both = own.survival[:, 0, h].astype(float), others.survival[:, 0, h].astype(float)
+            expected = both[0] ** (1 - quarters / 4) * both[1] ** (quarters / 4)
+            assert np.allclose(mixed.survival[:, 0, h], expected, rtol=1e-5, atol=1e-9)
+            assert not np.allclose(mixed.survival[:, 0, h], both[0], rtol=1e-3)
+    said = "the history is short (0.8 days), so curves are in part those of builtin"
+    assert [any(said in note for note in of.notes) for of in (trained, alone)] == [True, False]
+    facts = [b.trained.get("prior") for b in bundles]
+    assert facts[0] is not None
+    assert facts[0]["quarters"] == {"300": 1, "3600": 2, "86400": 3}
+    assert facts[1] is None
+
+
+def test_a_prior_of_one_cluster_or_none_at_all_is_refused_before_there_is_a_run(
+    place: Path, trained: TrainReport
+) -> None:
+    config = replace(CONFIG, experiment="elsewhere")
+    with pytest.raises(ConfigError, match=r"prior: 'reclaim/\d+' is a model of one cluster; name one of .*portable"):
+        run_training(place / "dataset", replace(config, prior=f"reclaim/{trained.version}"))
+    with pytest.raises(ModelError, match=r"'\./nowhere'"):
+        run_training(place / "dataset", replace(config, prior="./nowhere"))
+    assert tracking.find_runs("elsewhere") == []
 
 
 def test_forcing_it_trains_again_to_the_same_prices(place: Path, trained: TrainReport) -> None:
@@ -247,7 +286,7 @@ def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, mo
     assert resumed.prices == whole.prices
     assert resumed.scores == whole.scores
     files = [_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
-    of_one = {"network.safetensors", "oom.json"}
+    of_one = {"network.safetensors", "portable.safetensors", "oom.json"}  # a short history: others are mixed in
     assert set(files[0]) == {BUNDLE_FILE, *of_one, *(f"held_out/{name}" for name in of_one)}
     assert files[0] == files[1]
     assert tracking.find_run(resumed.run_id).metrics["fit_seconds"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_the_shorter_the_history_and_the_longer_the_horizon_the_larger_is_the_pa
     days = [0.0, *(d for d, _ in QUARTERS)]
     parts = [quarters_of(d * DAY_S) for d in days]
     assert parts[-1] == (0, 0, 0)
-    for of, after in zip(parts, parts[1:], strict=False):
+    for of, after in pairwise(parts):
         assert sum(of) > sum(after)
         assert all(a >= b for a, b in zip(of, after, strict=True))
         assert list(of) == sorted(of)
