@@ -245,7 +245,8 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
 def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
     def source(days: float, cut: float = 1.0) -> Any:
         end_us = int(days * 86_400e6)
-        return Source(*2 * [SimpleNamespace(manifest={"span_us": [0, end_us]}, cuts_us=(0, int(end_us * cut)))])
+        of: Any = SimpleNamespace(manifest={"span_us": [0, end_us]}, cuts_us=(0, int(end_us * cut)))
+        return Source(of, of)
 
     def quarters(*sources: Any, **settings: Any) -> tuple[int, ...] | None:
         prior = fit.prior_of(sources, TrainConfig(**settings))
