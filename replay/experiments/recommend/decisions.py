@@ -16,6 +16,7 @@ from reclaim.replay.experiments.recommend.series import Floats, Integers, Series
 
 NOW: Final = -1
 """In place of a period: the end of the history, for which the recommendation is made."""
+_HOUR_US: Final = 3_600_000_000
 _MEMORY: Final = RESOURCES.index("memory")
 
 
@@ -39,6 +40,8 @@ class Decisions:
         Those of the workload when it is set.
     age_days : float64, shape (n,)
         Days since the first window of the workload began.
+    ran_hours : float64, shape (n,)
+        Hours in which a task of it had windows that are known then.
     killed_at : float64, shape (n,)
         Largest memory at which a task of the workload has ended out of memory by then, ``TaskRows.oom_limit``; NaN for
         none.
@@ -58,6 +61,7 @@ class Decisions:
     limit: Floats
     enforced: Floats
     age_days: Floats
+    ran_hours: Floats
     killed_at: Floats
     tier: NDArray[np.int8]
     judged: Mapping[int, Integers]
@@ -116,11 +120,13 @@ def lay_out(
     known = series.last_before(workload, time_us)
     first = np.searchsorted(series.workload, workload)
     at = np.where(known >= 0, known, first)  # a workload that is new is known by what it asks for
+    ran_us = np.concatenate([[0], np.cumsum(series.end_us - series.start_us)])
     offset = {VALID: 0, TEST: len(asked[0][0])}
     return Decisions(
         workload=workload, time_us=time_us, period=period, before=_before(workload, period), known=known,
         request=series.request[at], limit=series.limit[at], enforced=series.enforced[at],
         age_days=(time_us - series.start_us[first]) / DAY_US,
+        ran_hours=np.where(known >= 0, ran_us[known + 1] - ran_us[first], 0) / _HOUR_US,
         killed_at=_killed_at(rows, workload, time_us),
         tier=series.tier[at], judged=judged,
         held={p: (number[p].ravel() + offset[p]).astype(np.int64) for p in judged},

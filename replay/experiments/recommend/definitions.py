@@ -41,8 +41,8 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "reclaimable": "Request less recommended request: in the files for programs of one task, in tables and totals "
         "of the tasks that run at the end of the history; of a workload that is not running, those that ran last.",
         "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
-        f"{config.history_days:g} days of history. Where the test part has no window of a workload, its request is not "
-        "judged.",
+        f"{config.history_days:g} days since its first window and {config.ran_hours:g} hours of windows. Where the "
+        "test part has no window of a workload, its request is not judged.",
         "over budget": f"A request is not lowered where its workload violated more than {config.most_over:g} times the "
         "budget, beyond the noise; in a back-test of under four days the rate itself counts.",
         "within the noise": "More than the budget violates, and the interval reaches down to the budget. Of a single "

@@ -196,7 +196,8 @@ def _in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, pol
         + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else "")
         + ("" if np.isnan(policy.largest_memory) else ", no more than the largest machine has"),
         "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
-        "unknown": f"kept: no answer yet, or less than {config.history_days:g} days of history for a lower request",
+        "unknown": f"kept: no answer yet, or for a lower request less than {config.history_days:g} days since the "
+        f"first window, or than {config.ran_hours:g} hours of windows",
         "autoscaler": "kept: a horizontal autoscaler scales on it",
         "no request": "none is set and nothing was measured",
         "over budget": f"kept: with {basis}, this workload violated more than {config.most_over:g} times the budget",

@@ -186,7 +186,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=5,
+    version=6,
     config=RecommendConfig,
     measure=measure,
     page=page,

@@ -52,8 +52,8 @@ class Policy:
         Requests are whole multiples of it, rounded up; 0 leaves them as they are.
     min_change : float
         Share of the present request below which a change is not worth it.
-    history_days : float
-        Days of history below which a request is not lowered.
+    history_days, ran_hours : float
+        Days since its first window, and hours of windows, below which a workload's request is not lowered.
     oom_bump : float
         What the memory is multiplied with at which a task ended out of memory.
     oom_bump_by : float
@@ -66,6 +66,7 @@ class Policy:
     step: tuple[float, ...]
     min_change: float
     history_days: float
+    ran_hours: float
     oom_bump: float
     oom_bump_by: float
     largest_memory: float
@@ -100,11 +101,12 @@ class Policy:
             none = np.full(len(decisions), np.nan)
             killed = self.after_kill(decisions.killed_at) if r == _MEMORY else none
             wanted, why = self._wanted(answer[:, r], self._most(decisions, r), killed, r)
+            young = (decisions.age_days < self.history_days) | (decisions.ran_hours < self.ran_hours)
             for at in np.split(np.arange(len(decisions)), edges):
                 before = decisions.before[at]
                 present = np.where(before < 0, decisions.request[at, r], request[before, r])
                 request[at, r], rule[at, r] = self._set(
-                    wanted[at], why[at], present, killed[at], decisions.age_days[at], withheld[at, r]
+                    wanted[at], why[at], present, killed[at], young[at], withheld[at, r]
                 )
         return request, rule
 
@@ -128,13 +130,13 @@ class Policy:
         return np.where(more, killed, wanted), np.where(more, OOM, rule)
 
     def _set(
-        self, wanted: Floats, rule: NDArray[np.int64], present: Floats, killed: Floats, age_days: Floats,
+        self, wanted: Floats, rule: NDArray[np.int64], present: Floats, killed: Floats, young: NDArray[np.bool_],
         withheld: NDArray[np.bool_],
     ) -> tuple[Floats, NDArray[np.int64]]:  # fmt: skip
         """Return the requests that are set in place of the present ones; shape (n,) each."""
         small = (np.abs(wanted - present) < self.min_change * present) & ~(present < killed)
         rule = np.where(small, SMALL, rule)
-        rule = np.where((age_days < self.history_days) & (wanted < present), UNKNOWN, rule)
+        rule = np.where(young & (wanted < present), UNKNOWN, rule)
         rule = np.where(np.isnan(wanted), np.where(np.isnan(present), NONE, UNKNOWN), rule)
         rule = np.where(withheld & np.isfinite(present), AUTOSCALER, rule)
         return np.where(np.isin(rule, (ESTIMATE, FLOOR, LIMIT, OOM)), wanted, present), rule
@@ -172,7 +174,10 @@ class RecommendConfig(ComparisonConfig):
     """Factor of the memory limit at which a task ended out of memory: the request is at least that (VPA's), and, in
     Kubernetes, at least 100 MiB more than that limit."""
     history_days: float = 1.0
-    """Days of a workload's history below which its requests are not lowered; raised they are."""
+    """Days since a workload's first window below which its requests are not lowered; raised they are."""
+    ran_hours: float = 2.0
+    """Hours of windows below which they are not lowered either: a job that ran once, for minutes, says too little. KRR
+    asks for 100 points, which are two hours at its step of 75 s."""
     most_over: float = 10.0
     """Times the budget: a request is not lowered where the back-test of its own workload violates more often than this,
     beyond the noise; in a back-test of under four days, of which too little noise is known, the rate itself counts. The
@@ -191,6 +196,7 @@ class RecommendConfig(ComparisonConfig):
             ("hold_days", 1 / 24),
             ("seen_days", 0.0),
             ("history_days", 0.0),
+            ("ran_hours", 0.0),
             ("oom_bump", 1.0),
             ("most_over", 1.0),
         ):
@@ -223,6 +229,7 @@ class RecommendConfig(ComparisonConfig):
             step=_STEPS if kubernetes else (0.0, 0.0),
             min_change=self.min_change,
             history_days=self.history_days,
+            ran_hours=self.ran_hours,
             oom_bump=self.oom_bump,
             oom_bump_by=_OOM_BUMP_BYTES if kubernetes else 0.0,
             largest_memory=largest_memory,

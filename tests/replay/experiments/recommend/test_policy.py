@@ -21,6 +21,7 @@ KUBERNETES = Policy(
     step=(0.001, MIB),
     min_change=0.1,
     history_days=1.0,
+    ran_hours=2.0,
     oom_bump=1.2,
     oom_bump_by=100 * MIB,
     largest_memory=float("nan"),
@@ -34,7 +35,8 @@ def decisions(n: int = 1, *, request: tuple[float, float] = (1.0, 1024 * MIB), k
         workload=np.zeros(n, np.int64), time_us=np.arange(n), period=np.full(n, TEST), before=np.arange(n) - 1,
         known=np.arange(n), request=np.tile(request, (n, 1)), limit=np.tile((2.0, 2048 * MIB), (n, 1)),
         enforced=np.tile((2.0, 2048 * MIB), (n, 1)),
-        age_days=np.full(n, 9.0), killed_at=np.full(n, killed_at), tier=np.zeros(n, np.int8), judged={}, held={},
+        age_days=np.full(n, 9.0), ran_hours=np.full(n, 50.0), killed_at=np.full(n, killed_at),
+        tier=np.zeros(n, np.int8), judged={}, held={},
     )  # fmt: skip
 
 
@@ -112,6 +114,12 @@ def test_a_young_workload_is_given_more_and_not_less() -> None:
     none = replace(young, request=np.full((1, 2), NAN))
     assert settled((0.5, 1500 * MIB), none) == [(0.5, "estimate"), (1500 * MIB, "estimate")]
     assert settled((0.5, 1500 * MIB), replace(young, age_days=np.array([1.0])))[0] == (0.5, "estimate")
+
+
+def test_a_workload_that_ran_for_a_moment_is_given_more_and_not_less_however_long_ago_it_was() -> None:
+    brief = replace(decisions(), ran_hours=np.array([1.9]))
+    assert settled((0.5, 1500 * MIB), brief) == [(1.0, "unknown"), (1500 * MIB, "estimate")]
+    assert settled((0.5, 1500 * MIB), replace(brief, ran_hours=np.array([2.0])))[0] == (0.5, "estimate")
 
 
 def test_a_request_that_an_autoscaler_uses_stays() -> None:

@@ -93,8 +93,18 @@ def test_a_window_is_judged_by_the_request_that_was_set_before_it_began() -> Non
         assert np.all((set_at <= began) & (began < set_at + HOUR))
         assert len(began) == 24
     np.testing.assert_allclose(of.age_days * 24, [1, 2, 3, 4, 5])
+    np.testing.assert_allclose(of.ran_hours, of.age_days * 24)
     last = largest_task(rows).end_us[of.known]
     assert np.all(last <= of.time_us)
+
+
+def test_the_hours_that_a_workload_ran_leave_out_those_in_which_it_did_not() -> None:
+    # one workload throughout; two tasks of another, a quarter of an hour at the beginning and the fifth hour
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 0, [1.0] * 3), (1, 48, [1.0] * 12)], cuts=(HOUR, 3 * HOUR))
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    mine = of.workload == 1
+    np.testing.assert_allclose(of.age_days[mine] * 24, [4, 5])
+    np.testing.assert_allclose(of.ran_hours[mine], [0.25, 1.25])
 
 
 def test_a_window_across_the_end_of_a_period_is_judged_in_neither() -> None:
