@@ -37,7 +37,7 @@ from reclaim.data.traces.source import Source
 
 ROWS_AT_ONCE: Final = 400_000
 """Windows sorted at once, about 0.5 KiB each; a larger bucket is made in ranges of tasks."""
-FORM: Final = 2
+FORM: Final = 3
 """Raised when the same rows get other bytes: a run that continues another one's work makes its buckets again."""
 _STATISTICS: Final = (s.COLLECTION_ID, s.START_US, s.TIME_US)
 _UNLIKE: Final = (s.CPI, s.MAI)
@@ -99,8 +99,8 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        Rows of each table, windows and events that were dropped as repeated, windows without a limit, and those with
-        each of ``DEFECTS``.
+        Rows of each table, windows and events that were dropped as repeated, how many of these windows differ from the
+        one that is kept, windows without a limit, and those with each of ``DEFECTS``.
     """
     check_shared(Path(job.staging))
     done = Path(job.staging) / "buckets" / f"{job.bucket}.json"
@@ -111,7 +111,7 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
             return dict(record["counts"])
     source, usage_schema = job.source, s.with_extras("usage", job.source.extras.get("usage", ()))
     events_schema = s.with_extras("events", source.extras.get("events", ()))
-    dropped = ("duplicate_windows", "duplicate_events", "windows_without_limit")
+    dropped = ("duplicate_windows", "contradicting_windows", "duplicate_events", "windows_without_limit")
     counts = dict.fromkeys((*s.BUCKETED, "tasks", *dropped, *DEFECTS), 0)
     folders = partial(_folders_of, job.shards)
     layout = Layout.of(job.staged)
@@ -130,7 +130,9 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
         for first, past, rows in _ranges(folders("usage"), layout, job.bucket, job.rows_at_once):
             of_events = pa.schema([*events_schema, _LIST])
             raw = _pieces_of(folders("events"), job.bucket, of_events, first, past)
-            events, order = _distinct(raw.select(events_schema.names), _EVENTS_BY), _order_once(rows, layout)
+            events = _distinct(raw.select(events_schema.names), _EVENTS_BY)
+            order, contradicting = _order_once(rows, layout)
+            counts["contradicting_windows"] += contradicting
             counts["duplicate_events"] += len(raw) - len(events)
             counts["duplicate_windows"] += len(rows) - len(order)
             usage = _usage(job, layout.table_of(rows, order), usage_schema, events)
@@ -204,16 +206,21 @@ def _within(task: NDArray[np.int64], first: _Range | None, past: _Range | None) 
     return within
 
 
-def _order_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
-    """Return the order of rows by task, start and end; of rows equal in these, only the first by their words."""
+def _order_once(rows: NDArray[np.uint64], layout: Layout) -> tuple[NDArray[np.int64], int]:
+    """Return the order of rows by task, start and end, and how many are left out that differ from the one that is kept.
+
+    Of rows equal in these only the first by their words is kept.
+    """
     keys = [layout.integer(rows, name) for name in (s.END_US, s.START_US, s.INSTANCE_INDEX, s.COLLECTION_ID)]
     order: NDArray[np.int64] = np.lexsort(keys)
     first = is_first(*(key[order] for key in keys))
     if first.all():
-        return order
+        return order, 0
     words = [rows[order, k] for k in range(layout.words - 1, -1, -1)]
     by_words = order[np.lexsort([*words, np.cumsum(first)])]  # rows equal in their key share a number
-    return np.asarray(by_words[first], np.int64)
+    kept = np.asarray(by_words[first], np.int64)
+    of_dropped = kept[(np.cumsum(first) - 1)[~first]]
+    return kept, int((rows[by_words[~first]] != rows[of_dropped]).any(axis=1).sum())
 
 
 def _usage(job: BucketJob, usage: pa.Table, schema: pa.Schema, events: pa.Table) -> pa.Table:

@@ -131,6 +131,11 @@ def notes_of(manifest: dict[str, Any], findings: Sequence[str]) -> list[str]:
         lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
     if repeated := counts["duplicate_windows"]:
         lines.append(f"{repeated:,} windows repeat a task and a time of others; one of each is kept")
+    if contradicting := counts.get("contradicting_windows", 0):  # a dataset of before does not say
+        lines.append(
+            f"warning: {contradicting:,} of them have other values than the one that is kept, which is the first "
+            "by its values: look for two recordings of one task, or a task id that two tasks share"
+        )
     lines += findings
     lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
     if unread:

@@ -46,10 +46,21 @@ def cpu(job: BucketJob) -> list[float]:
     return used
 
 
+def limit(job: BucketJob) -> list[float]:
+    """Return the limits of CPU of the windows that were made, in their order."""
+    limits: list[float] = pq.read_table(Path(job.out) / "usage" / bucket_name(0))[s.CPU_LIMIT].to_pylist()
+    return limits
+
+
 def test_of_rows_of_one_window_the_same_is_kept_in_whatever_order_they_come(job: BucketJob) -> None:
     made = of(job, *LINES)
     counts = make_bucket(made)
-    assert (counts["usage"], counts["tasks"], counts["duplicate_windows"]) == (4, 2, 1)
+    assert (counts["usage"], counts["tasks"], counts["duplicate_windows"], counts["contradicting_windows"]) == (
+        4,
+        2,
+        1,
+        1,
+    )
     assert (counts["windows_without_limit"], counts[CPU_ABOVE]) == (1, 1)
     kept = cpu(made)
     turned = of(job, *reversed(LINES))
@@ -58,6 +69,16 @@ def test_of_rows_of_one_window_the_same_is_kept_in_whatever_order_they_come(job:
     task_by_task = replace(turned, identity="in ranges", rows_at_once=1)
     assert make_bucket(task_by_task) == counts
     assert cpu(task_by_task) == kept
+
+
+def test_a_window_that_repeats_another_contradicts_it_only_where_its_values_differ(job: BucketJob) -> None:
+    lines = ["1,0,0.5,2", "1,0,0.5,2", "1,0,0.25,2", "1,0,0.25,2", "1,0,0.25,4", "1,300,0.5,2", "1,300,0.5,2"]
+    made = of(job, *lines)
+    counts = make_bucket(made)
+    assert (counts["usage"], counts["duplicate_windows"]) == (2, 5)
+    # one of the first five is kept: of 0.25 and 2, or of 0.5, or of 0.25 and 4
+    assert counts["contradicting_windows"] == 5 - lines[:5].count(f"1,0,{cpu(made)[0]:g},{limit(made)[0]:g}")
+    assert make_bucket(of(job, *lines[5:]))["contradicting_windows"] == 0
 
 
 def test_a_bucket_is_made_again_of_other_rows_and_where_a_table_of_it_is_missing(job: BucketJob) -> None:
