@@ -5,7 +5,6 @@ Every experiment begins with ``estimate_all``; margins are then replayed from th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -38,8 +37,6 @@ from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_setting
 
 if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
-
-log = logging.getLogger(__name__)
 
 LIMIT: Final = "limit"
 """The estimator that takes no margin: it reserves the limit."""
@@ -134,9 +131,6 @@ def estimator_makers(
     ``dataset`` is its fingerprint. Statistical estimators have the settings of ``tunings``, the published ones where it
     has none.
     """
-    for name, bundle in bundles.items():
-        if (apart := bundle.other_units(mean_limit)) is not None:
-            log.warning("%s: %s", name, apart)
     makers: dict[str, Callable[[], Estimator]] = {
         name: partial(
             b.bare_estimator,

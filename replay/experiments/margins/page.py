@@ -9,13 +9,22 @@ from reclaim.data.core.prose import interval
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import BY_MACHINE, COMPARED, HEADLINE, LEARNED, ORACLE, REFERENCE, STATISTICAL, Results
+from reclaim.replay.experiment import (
+    BY_MACHINE,
+    COMPARED,
+    HEADLINE,
+    LEARNED,
+    ONLINE,
+    ORACLE,
+    REFERENCE,
+    STATISTICAL,
+    Results,
+)
 from reclaim.replay.experiments.margins import tables
 from reclaim.replay.experiments.margins.following import following_table, parts_table
 from reclaim.replay.experiments.margins.models import models_table
 from reclaim.replay.experiments.margins.money import money_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
-from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, RECLAIMED, VIOLATION, WORSE
 from reclaim.replay.report.page import brief, runs_table
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -33,7 +42,7 @@ def page(results: Results) -> dict[str, Any]:
     return {
         "margin": HEADLINE,
         "best": {r: best(results, HEADLINE, r) for r in RESOURCES},
-        "reclaiming": most_in_reclaimed(loop) if loop else None,
+        "reclaiming": in_reclaimed(results) if loop else None,
         "summary": summary_table(results),
         "comparisons": comparisons(results),
         "models": models_table(results),
@@ -60,14 +69,17 @@ def best(results: Results, margin: str, resource: str) -> list[dict[str, Any]]:
     """Return the best estimator of a resource at a margin, and the opponent it is compared with, where there is one.
 
     The best is learned where a learned one was replayed: of those with the best verdict against the statistical ones,
-    the one that reclaims most.
+    the one that reclaims most. Where models follow outcomes, as a service does, they are shown so alone: which of both
+    ways does better on the test is not known before.
     """
     differences = results["against_best"].get(margin, {})
     shown = [s for e in results["estimators"] if (s := _standing(e, margin, resource, differences)) is not None]
     kinds = {one["kind"] for one in shown}
     kind = LEARNED if LEARNED in kinds else STATISTICAL
+    ours = [one for one in shown if one["kind"] == kind]
+    ours = [one for one in ours if kind == LEARNED and one["name"].endswith(ONLINE)] or ours
     ranked = sorted(
-        (one for one in shown if one["kind"] == kind),
+        ours,
         key=lambda one: (_RANK.get(one["verdict"], 1), -one["reclaimed"]["value"]),
     )
     first = ranked[:1]
@@ -150,15 +162,13 @@ def order_of(rates: Sequence[float | None]) -> str:
     return "equal" if len(set(known)) == 1 else "rising" if known == sorted(known) else "not rising"
 
 
-def most_in_reclaimed(loop: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the estimator and margin under which most of the workload ran in reclaimed CPU."""
-    found = (
-        {"name": e["name"], "margin": margin, **run}
-        for e in loop["estimators"]
-        if e["name"] not in (LIMIT, ORACLE)
-        for margin, run in e["runs"].items()
-    )
-    return max(found, key=lambda one: one[f"in_reclaimed_{RESOURCES[0]}"] or 0.0, default=None)
+def in_reclaimed(results: Results) -> dict[str, Any] | None:
+    """Return what the closed loop did under the estimator and margin that the page begins with, of CPU."""
+    runs_of = {e["name"]: e["runs"] for e in results["closed_loop"]["estimators"]}
+    for one in best(results, HEADLINE, RESOURCES[0]):
+        if (run := runs_of.get(one["name"], {}).get(HEADLINE)) is not None:
+            return {"name": one["name"], "margin": HEADLINE, **run}
+    return None
 
 
 def _standing(

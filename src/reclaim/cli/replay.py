@@ -22,7 +22,7 @@ from reclaim.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from reclaim.replay.experiment import Experiment
+    from reclaim.replay.experiment import Experiment, Results
     from reclaim.replay.report.page import ReplayReport
     from reclaim.training.bundle import Bundle
 
@@ -84,6 +84,15 @@ def load_bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
     return by_name([load_model(reference) for reference in models] or [load_model()])
 
 
+def _of_another_dataset(results: Results) -> list[str]:
+    """Return a line that names the models that were trained on another dataset, unless they are portable."""
+    from reclaim.training.estimators.registry import LEARNED
+
+    bundles = results["inputs"]["bundles"].items()
+    names = [name for name, of in bundles if not of["trained_on_this_dataset"] and not LEARNED[of["kind"]].portable]
+    return [f"trained on another dataset: {', '.join(names)} (--model names others)"] if names else []
+
+
 def print_replay(
     experiment: Experiment, report: ReplayReport, *lines: str, as_json: bool = False, verbose: bool = False
 ) -> None:
@@ -103,7 +112,7 @@ def print_replay(
     facts |= {"summary": summary.as_records(), "models": models.as_records() if models else []}
     facts |= {"results": runs.as_records()}
     page = f"{report.page}{unchanged(report.already_there)}"
-    print_result((facts, [*(["", *lines] if verbose else []), page]), as_json)
+    print_result((facts, [*(["", *lines] if verbose else []), *_of_another_dataset(report.results), page]), as_json)
 
 
 _add(

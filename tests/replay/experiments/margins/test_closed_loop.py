@@ -20,7 +20,6 @@ from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.experiments.margins.closed_loop import mean, most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import cell_in_turn
-from reclaim.replay.experiments.margins.page import most_in_reclaimed
 from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.experiments.margins.tables import cells_table, kills_table, parts_table, waiting_table
 from reclaim.replay.open_loop.estimates import Estimates, estimate_all
@@ -156,7 +155,6 @@ def test_a_trace_without_machines_is_not_run_and_says_why(dataset: Path) -> None
     none = run_cells(source, estimate_all(source, ReplayConfig(estimators=("borg", "limit"))), Scheduling(), ["borg"])
     assert none["estimators"] == []
     assert cell_in_turn({"closed_loop": none}) is None
-    assert most_in_reclaimed(none) is None
     assert "no machine with a capacity" in " ".join(none["notes"])
     assert cells_table(none).rows == kills_table(none).rows == ()
 
@@ -212,9 +210,6 @@ def test_the_tables_have_a_row_for_every_run_and_every_part(loop: dict[str, Any]
     figure = cell_in_turn({"closed_loop": loop})
     assert figure is not None
     assert len(figure.axes) == 4
-    most = most_in_reclaimed(loop)
-    assert most is not None
-    assert most["name"] == "borg"
 
 
 def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_dataset: Path, bundle: Bundle) -> None:

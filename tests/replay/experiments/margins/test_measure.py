@@ -8,7 +8,7 @@ import pytest
 
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
-from reclaim.replay.experiments.margins.page import best, comparisons, orders, summary_table
+from reclaim.replay.experiments.margins.page import best, comparisons, in_reclaimed, orders, summary_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
 from reclaim.replay.experiments.margins.tables import detail_table, margins_table, sequence_table, split_table
 from reclaim.replay.report.page import ReplayReport, render_page, runs_table
@@ -133,6 +133,10 @@ def test_the_best_learned_estimator_is_the_one_of_the_best_verdict_and_stands_wi
     assert (other["name"], other["reclaimed"]["value"]) == ("vpa", 0.49)
     with_learned["against_best"]["aggressive"]["network"]["cpu"] = difference("within the noise")
     assert best(with_learned, "aggressive", "cpu")[0]["name"] == "trees"  # neither better nor worse: it reclaims more
+    with_learned["estimators"][1]["name"] = "trees-online"  # as a service has it; the others were not replayed so
+    with_learned["against_best"]["aggressive"] |= {"network": {"cpu": difference("better")}}
+    assert best(with_learned, "aggressive", "cpu")[0]["name"] == "trees-online"
+    with_learned["estimators"][1]["name"] = "trees"
     with_learned["against_best"] = {}
     assert [one["name"] for one in best(with_learned, "aggressive", "cpu")] == ["trees"]
 
@@ -202,3 +206,19 @@ def test_every_figure_is_shown(report: ReplayReport) -> None:
     assert shown.count("<svg ") == len(drawn)
     assert "no machine with a capacity" in shown
     assert MarginsConfig().online
+
+
+def test_the_page_begins_with_what_the_closed_loop_did_under_the_estimator_that_it_names_first(
+    with_learned: Any,
+) -> None:
+    def ran(*names: str) -> Any:
+        runs = {margin: {"in_reclaimed_cpu": 0.1 * len(margin)} for margin in MARGIN_NAMES}
+        return with_learned | {"closed_loop": {"estimators": [{"name": name, "runs": runs} for name in names]}}
+
+    of = in_reclaimed(ran("borg", "vpa", "network"))
+    assert of is not None
+    assert (of["name"], of["margin"]) == ("network", "aggressive")
+    opponent = in_reclaimed(ran("borg", "vpa"))  # where the first one had no run
+    assert opponent is not None
+    assert opponent["name"] == "vpa"
+    assert in_reclaimed(ran("borg")) is None
