@@ -15,9 +15,10 @@ in three ways:
 - on the validation rows, as in service. Where the load drifts, violations on the test rows differ from the budget, and
   an estimator with more violations reclaims more: read both.
 - online: from there it follows the workload (`training.margins.online`), so that violations stay near the
-  budget. The learned ones are measured under it, and of the statistical ones those that are best in hindsight.
-- in hindsight, on the test rows themselves: the narrowest with which no more than the budget is violated. No service
-  can do this, but it favours all estimators alike and makes them comparable.
+  budget.
+- in hindsight, on the test rows themselves: where what is reclaimed at every number comes to the budget, as in the
+  frontier (`replay.experiments.frontier`), in each resample anew. No service can do this, but it favours all
+  estimators alike and makes them comparable.
 
 Every statistical estimator is measured twice: with settings chosen on the validation rows for each resource, horizon
 and budget (`training.margins.tune`), and as published.
@@ -37,7 +38,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -58,7 +59,6 @@ from benchmarks.bar_tables import (
     ONLINE,
     ORACLE,
     PUBLISHED,
-    SETTINGS,
     markdown,
 )
 from reclaim.data.schema import RESOURCES
@@ -66,11 +66,14 @@ from reclaim.data.windows import Windows
 from reclaim.features.groups import AGES, age_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
+from reclaim.replay.experiments.frontier.curves import JudgedUnits, draw_curve
+from reclaim.replay.experiments.frontier.sweep import Bare, Guards, TaskRows
 from reclaim.replay.open_loop import metrics
+from reclaim.replay.open_loop.bootstrap import bounds
 from reclaim.replay.open_loop.estimates import CandidateFold
 from reclaim.replay.open_loop.fold import fold_dataset
-from reclaim.replay.open_loop.history import History, oracle, previous_rows
-from reclaim.replay.open_loop.paired import RECLAIMED, USUAL, VIOLATION, Difference, Paired
+from reclaim.replay.open_loop.history import History, oracle, previous_rows, window_seconds
+from reclaim.replay.open_loop.paired import RECLAIMED, USUAL, VIOLATION, Difference, Interval, Paired
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.base import Estimator, Forecast
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
@@ -263,6 +266,7 @@ def _measure(
         named = ((*name.partition("@")[::2], of) for name, of in answers.items())
         own = {name: of for name, at, of in named if at in ("", str(horizon_s))}
         sums, settings_of = _judge(rows, own, horizon_s)
+        frontier = Frontier.of(rows, own)
         for name, of in settings_of.items():
             values = {margin: one.value for margin, one in of.items() if isinstance(one, Price)}
             prices |= {f"{name}@{horizon_s}": values} if values else {}
@@ -270,7 +274,9 @@ def _measure(
             at = {"horizon_s": horizon_s, "resource": resource}
             for kind, units in (("all", np.ones_like(rows.unseen)), ("unseen", rows.unseen)):
                 if rows.known(r)["measured"] and units.sum() > 1:
-                    _compare({k: v[units] for k, v in sums.items()}, r, pairs, at | {"collections": kind}, found)
+                    here = at | {"collections": kind}
+                    _compare({k: v[units] for k, v in sums.items()}, r, pairs, here, found)
+                    _compare_equal(frontier, units, r, pairs, here, found)
         seconds[f"judge/{horizon_s}"] = time.perf_counter() - started
     return {"prices": prices, "settings": settings, **found}
 
@@ -293,29 +299,46 @@ def _judge(
     valid_windows, valid_target = history.windows.take(rows.valid), history.target[rows.valid]
     sums: dict[Key, Sums] = {}
     settings: dict[str, Mapping[str, Setting]] = {}
-    for name, of in answers.items():
-        of_test = of.take(rows.test)
-        settings[name] = calibrate(of.take(rows.valid), valid_windows, valid_target, budgets).settings
-        for way, these in ((FIXED, settings[name]), (HINDSIGHT, calibrate(of_test, windows, target, budgets).settings)):
-            held = guarded_reservations(of_test, windows, these)
-            sums |= {(way, margin, name): _sums(held[margin], rows, windows) for margin in BUDGETS}
-    leading = {_leader(sums, margin, r) for margin in BUDGETS for r in range(len(RESOURCES))}
     slot = history.windows.task_numbers()
     for name, of in answers.items():
-        if name in leading or name not in STATISTICAL:
-            held = OnlineMargins(settings[name], budgets, horizon_s).hold(slot, of, history.windows)
-            sums |= {(ONLINE, margin, name): _sums(held[margin][rows.test], rows, windows) for margin in BUDGETS}
+        settings[name] = calibrate(of.take(rows.valid), valid_windows, valid_target, budgets).settings
+        fixed = guarded_reservations(of.take(rows.test), windows, settings[name])
+        online = OnlineMargins(settings[name], budgets, horizon_s).hold(slot, of, history.windows)
+        for margin in BUDGETS:
+            sums[FIXED, margin, name] = _sums(fixed[margin], rows, windows)
+            sums[ONLINE, margin, name] = _sums(online[margin][rows.test], rows, windows)
     for name, reservation in ((LIMIT, windows.limit), (ORACLE, oracle(history.take(rows.test)).reservation)):
-        fixed = _sums(reservation, rows, windows)
-        sums |= {(way, margin, name): fixed for way in SETTINGS for margin in BUDGETS}
+        alike = _sums(reservation, rows, windows)
+        sums |= {(way, margin, name): alike for way in (FIXED, ONLINE) for margin in BUDGETS}
     return sums, settings
 
 
-def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:
-    """Return the statistical estimator that reclaims most in hindsight."""
-    reclaimed = metrics.POSITION[metrics.METRICS[RECLAIMED].numerator]
-    names = [name for name in STATISTICAL if (HINDSIGHT, margin, name) in sums]
-    return max(names, key=lambda name: float(sums[HINDSIGHT, margin, name][:, :, reclaimed, r].sum()))
+@dataclass(frozen=True)
+class Frontier:
+    """Violations and reclaimed volume of every estimator at every number, by collection, and totals of these."""
+
+    sweeps: Mapping[str, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]
+    totals: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: Rows, answers: Mapping[str, Answers]) -> Frontier:
+        """Sweep the test rows."""
+        history = rows.history
+        guards, seconds = Guards.from_windows(history.windows), window_seconds(history.windows)
+        swept = TaskRows.lay_out(rows.test, guards, history.target, seconds, rows.unit, len(rows.unseen))
+        return cls({name: [swept.sweep(b) for b in Bare.of(of)] for name, of in answers.items()}, swept.totals())
+
+    def reclaimed(self, units: NDArray[np.bool_], r: int) -> dict[str, NDArray[np.float64]]:
+        """Return what is reclaimed at each budget, of some collections and then of each resample; (n_budgets, 1 + draws).
+
+        Budgets are in the order of ``Budgets``, and `oracle` violates nothing.
+        """
+        judged = JudgedUnits.from_totals(self.totals[units][..., r], astuple(Budgets()), USUAL)
+        drawn = USUAL.sums(np.stack([judged.oracle, judged.granted], axis=1))
+        return {
+            name: draw_curve([(v[units][..., r], spared[units][..., r]) for v, spared in sweeps], judged).at
+            for name, sweeps in self.sweeps.items()
+        } | {ORACLE: np.tile(drawn[:, 0] / drawn[:, 1], (len(judged.rates), 1))}
 
 
 def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sums:
@@ -337,7 +360,7 @@ def _compare(
     sums: Mapping[Key, Sums], r: int, pairs: list[tuple[str, str]], at: Mapping[str, Any], found: Found
 ) -> None:
     """Add the estimators' reclaimed shares of one resource, and their differences, to the tables."""
-    for setting, (margin, budget) in product(SETTINGS, BUDGETS.items()):
+    for setting, (margin, budget) in product((FIXED, ONLINE), BUDGETS.items()):
         here = {**at, "budget": budget, "margin_set": setting}
         units = {name: s.sum(axis=1) for (where, m, name), s in sums.items() if (where, m) == (setting, margin)}
         paired = Paired(units)
@@ -368,6 +391,39 @@ def _compare(
             if line["task_windows"]:
                 oracle_share = _number(values["oracle_reclaimed_share"][r])
                 found["ages"].append(line | {"best": best[NETWORK], ORACLE: oracle_share})
+
+
+def _compare_equal(
+    frontier: Frontier, units: NDArray[np.bool_], r: int, pairs: list[tuple[str, str]], at: Mapping[str, Any],
+    found: Found,
+) -> None:  # fmt: skip
+    """Add the same at equal violation."""
+    every = frontier.reclaimed(units, r)
+    for k, (margin, rate) in enumerate(asdict(Budgets()).items()):
+        here = {**at, "budget": BUDGETS[margin], "margin_set": HINDSIGHT}
+        reclaimed = {name: of[k] for name, of in every.items()}
+        found["estimators"] += [here | {"estimator": name} | _equal(of, rate) for name, of in reclaimed.items()]
+        rivals = [name for name in STATISTICAL if name in reclaimed and np.isfinite(reclaimed[name][0])]
+        best = max(rivals, key=lambda name: float(reclaimed[name][0]), default=BORG)
+        for name, against in pairs:
+            other = best if against == BEST else against
+            if name not in reclaimed or other not in reclaimed:
+                continue
+            three = [float(reclaimed[n][0]) for n in (name, other, ORACLE)]
+            numbers = _equal(reclaimed[name] - reclaimed[other], 0.0)
+            line = here | {"estimator": name, "against": against, "opponent": other}
+            interval = Interval(*(np.nan if v is None else v for v in numbers[RECLAIMED]))
+            line |= {"verdict": interval.verdict, "reclaims": list(map(_number, three))} | numbers
+            if against == BEST:
+                gap = three[2] - three[1]
+                line["gap_closed"] = _number((three[0] - three[1]) / gap if gap > 0 else np.nan)
+            found["differences"].append(line)
+
+
+def _equal(values: NDArray[np.float64], violation: float) -> dict[str, list[float | None]]:
+    """Return a value with the bounds of its interval, and the violation, which is known."""
+    interval = (values[0], *bounds(values[1:], USUAL.confidence))
+    return {RECLAIMED: [_number(v) for v in interval], VIOLATION: [violation] * 3}
 
 
 def _numbers(difference: Difference) -> dict[str, list[float | None]]:
