@@ -295,7 +295,7 @@ def _judge(
 ) -> tuple[dict[Key, Sums], dict[str, Mapping[str, Setting]]]:
     """Set every estimator's number in all ways; return the results on the test rows, and those set in validation."""
     history, budgets = rows.history, Budgets()
-    windows, target = history.windows.take(rows.test), history.target[rows.test]
+    windows = history.windows.take(rows.test)
     valid_windows, valid_target = history.windows.take(rows.valid), history.target[rows.valid]
     sums: dict[Key, Sums] = {}
     settings: dict[str, Mapping[str, Setting]] = {}
@@ -329,7 +329,7 @@ class Frontier:
         return cls({name: [swept.sweep(b) for b in Bare.of(of)] for name, of in answers.items()}, swept.totals())
 
     def reclaimed(self, units: NDArray[np.bool_], r: int) -> dict[str, NDArray[np.float64]]:
-        """Return what is reclaimed at each budget, of some collections and then of each resample; (n_budgets, 1 + draws).
+        """Return what some collections, then each resample of them, reclaim at each budget; (n_budgets, 1 + draws).
 
         Budgets are in the order of ``Budgets``, and `oracle` violates nothing.
         """
