@@ -74,12 +74,13 @@ def main() -> None:
 def measured(asked: argparse.Namespace, days: float, prior: Path) -> dict[str, Any]:
     """Return the facts and differences of one history."""
     work: Path = asked.work / f"days-{days:g}"
-    whole = cut(asked.raw / "usage.parquet", work / "raw" / "usage.parquet", asked.clock, asked.test - days, asked.test)
+    raw = work / "raw" / asked.raw.name  # a dataset has its name
+    whole = cut(asked.raw / "usage.parquet", raw / "usage.parquet", asked.clock, asked.test - days, asked.test)
     train, valid = days / whole * _TRAINED, days / whole * (1 - _TRAINED)
     dataset, result = work / asked.raw.name, work / "bar.json"
     reclaim = str(Path(sys.executable).with_name("reclaim"))
     for command in (
-        [reclaim, "ingest", work / "raw", dataset, "--trace", "series", "--mapping", asked.mapping],
+        [reclaim, "ingest", raw, dataset, "--trace", "series", "--mapping", asked.mapping],
         [reclaim, "features", dataset, "--set", f"split.train_share={train}", "--set", f"split.valid_share={valid}"],
         [sys.executable, "-m", "benchmarks.bar", dataset, "--work", work / "bar", "--out", result, "--prior", prior,
          "--rivals", *RIVALS],
