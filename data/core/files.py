@@ -124,9 +124,12 @@ def _remove(retired: Path) -> None:
 
 
 def discard_folder(path: Path, retired: Path) -> None:
-    """Delete a folder under the name ``retired``, so that a reader never finds half of it as ``path``."""
+    """Delete a folder under the name ``retired``, so that a reader never finds half of it as ``path``.
+
+    Another process that tidies up may delete it, too.
+    """
     os.replace(path, retired)
-    shutil.rmtree(retired)
+    _remove(retired)
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
-from reclaim.data.core.files import replaced_file, write_json, write_text
+from reclaim.data.core.files import discard_folder, replaced_file, write_json, write_text
 
 
 def test_a_reader_finds_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
@@ -53,3 +54,18 @@ def test_a_process_killed_before_the_rename_leaves_the_old_file(
     write_text(path, "newer")
     assert path.read_text() == "newer"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_another_process_deletes_meanwhile_is_discarded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rmtree = shutil.rmtree
+
+    def twice(folder: Path, **how: Any) -> None:
+        rmtree(folder)
+        rmtree(folder, **how)
+
+    (tmp_path / "made").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", twice)
+    discard_folder(tmp_path / "made", tmp_path / "retired")
+    assert list(tmp_path.iterdir()) == []
