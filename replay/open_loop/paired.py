@@ -53,8 +53,8 @@ VERDICT_DEFINITION: Final = (
 EQUAL_DEFINITION: Final = (
     "The same comparison with margins set in hindsight on the test rows, the narrowest with which no more than the "
     "budget is violated: estimators at equal violation. No service can set them. They are the same in every resample, "
-    "so the interval leaves out how uncertain they are themselves, and is too narrow; the experiment frontier sets them "
-    "in each resample anew."
+    "so the interval leaves out how uncertain they are themselves, and is too narrow; the experiment frontier sets "
+    "them in each resample anew."
 )
 
 

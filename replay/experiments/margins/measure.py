@@ -218,8 +218,8 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         "online": (
             "Begins with the same prices on the first validation row and then follows the workload: as answers turn "
             "out violated or kept, each tier's price moves so that the share violated stays at the budget. Unseen "
-            "collections are among the tasks that it follows. Statistical estimators keep the margins that were set once: "
-            "what following alone is worth, the verdict at equal violation leaves out."
+            "collections are among the tasks that it follows. Statistical estimators keep the margins that were set "
+            "once: what following alone is worth, the verdict at equal violation leaves out."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
         "violates.",

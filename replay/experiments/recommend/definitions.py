@@ -41,10 +41,11 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "reclaimable": "Request less recommended request: in the files for programs of one task, in tables and totals "
         "of the tasks that run at the end of the history; of a workload that is not running, those that ran last.",
         "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
-        f"{config.history_days:g} days since its first window and {config.ran_hours:g} hours of windows. Where the "
-        "test part has no window of a workload, its request is not judged.",
+        f"{config.history_days:g} days since its first window and {config.ran_hours:g} hours of windows, nor where "
+        "the test part has no window of it, so that the back-test says nothing.",
         "over budget": f"A request is not lowered where its workload violated more than {config.most_over:g} times the "
-        "budget, beyond the noise; in a back-test of under four days the rate itself counts.",
+        "budget, beyond the noise; in a back-test of under four days the rate itself counts. Nor is any where all "
+        f"workloads together violated more than {config.most_over_in_all:g} times the budget.",
         "within the noise": "More than the budget violates, and the interval reaches down to the budget. Of a single "
         "workload there is no interval, and the verdict is unknown.",
         "least change": f"A request stays where the recommended one is less than {config.min_change:.0%} away.",

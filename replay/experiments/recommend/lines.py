@@ -197,8 +197,9 @@ def _in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, pol
         + ("" if np.isnan(policy.largest_memory) else ", no more than the largest machine has"),
         "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
         "unknown": f"kept: no answer yet, or for a lower request less than {config.history_days:g} days since the "
-        f"first window, or than {config.ran_hours:g} hours of windows",
+        f"first window, than {config.ran_hours:g} hours of windows, or than one window in the back-test",
         "autoscaler": "kept: a horizontal autoscaler scales on it",
         "no request": "none is set and nothing was measured",
-        "over budget": f"kept: with {basis}, this workload violated more than {config.most_over:g} times the budget",
+        "over budget": f"kept: with {basis}, this workload violated more than {config.most_over:g} times the budget, "
+        f"or all together more than {config.most_over_in_all:g} times",
     }[rule]

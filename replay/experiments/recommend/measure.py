@@ -18,7 +18,7 @@ from reclaim.replay.experiments.recommend.decisions import NOW, Decisions, lay_o
 from reclaim.replay.experiments.recommend.definitions import PRESENT, definitions
 from reclaim.replay.experiments.recommend.lines import Recommended, lines_of, totals
 from reclaim.replay.experiments.recommend.page import COLUMNS, page, runs, summary_table
-from reclaim.replay.experiments.recommend.policy import NONE, UNKNOWN, RecommendConfig, held_back
+from reclaim.replay.experiments.recommend.policy import NONE, OVER, UNKNOWN, RecommendConfig, held_back
 from reclaim.replay.experiments.recommend.score import (
     Judged,
     of_each_workload,
@@ -84,8 +84,12 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     of_workloads = of_each_workload(every, chosen, bootstrap)
     as_requested, _ = shares(every.as_requested())
     now = decisions.of(NOW)
-    over = _far_over(of_workloads, config)[decisions.workload[now]]
-    chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], over)
+    backtest = {name: with_intervals(sums, bootstrap) for name, sums in others.items()}
+    over = _far_over(of_workloads, config) | _far_over_in_all(backtest["recommendation"]["violation_rate"], config)
+    unjudged = np.array([[one[resource]["windows"] == 0 for resource in RESOURCES] for one in of_workloads])
+    for held, why in ((unjudged, UNKNOWN), (over, OVER)):
+        of = held[decisions.workload[now]]
+        chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], of, why)
     made = Recommended(policy, winners, chosen, rule, of_workloads, as_requested)
     lines = lines_of(source.dataset, config, rows, series, decisions, workloads, made)
     paired = Paired(tested, bootstrap)
@@ -99,7 +103,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
         "estimators": [
             _of_contender(one, on_valid[one.name], tested[one.name], bootstrap, paired, winners) for one in contenders
         ],
-        "test": {name: with_intervals(sums, bootstrap) for name, sums in others.items()},
+        "test": backtest,
         "totals": totals(lines),
         "workloads": lines,
         "left_out": len(rows.ids) - len(now),
@@ -121,6 +125,15 @@ def _far_over(of_workloads: Sequence[Mapping[str, Any]], config: RecommendConfig
         least = [rate["low"] if rate["days"] >= _TELLING else rate["value"] for rate in rates]
         found.append(np.array(least, np.float64) > config.most_over * budget)
     return np.stack(found, axis=1)
+
+
+def _far_over_in_all(violation: Mapping[str, Mapping[str, Any]], config: RecommendConfig) -> NDArray[np.bool_]:
+    """Return where all together violate more than ``most_over_in_all`` budgets, and more than one beyond the noise."""
+    found = []
+    for resource, budget in zip(RESOURCES, config.of_requests, strict=True):
+        value, low = (np.nan if violation[resource][of] is None else violation[resource][of] for of in ("value", "low"))
+        found.append(value > config.most_over_in_all * budget and not low <= budget)
+    return np.array(found)
 
 
 def _winners(contenders: Sequence[Contender]) -> list[Contender]:

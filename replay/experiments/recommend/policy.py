@@ -182,6 +182,9 @@ class RecommendConfig(ComparisonConfig):
     """Times the budget: a request is not lowered where the back-test of its own workload violates more often than this,
     beyond the noise; in a back-test of under four days, of which too little noise is known, the rate itself counts. The
     budget holds for all workloads together, so one of them may be far above it."""
+    most_over_in_all: float = 2.0
+    """Times the budget: no request of a resource is lowered where all workloads together violated more often than this
+    in the back-test, and more often than the budget beyond the noise. What was chosen does not hold there."""
     seen_days: float = 7.0
     """Days before the end of the history in which a task of the workload must have run."""
     anonymise: bool = False
@@ -199,6 +202,7 @@ class RecommendConfig(ComparisonConfig):
             ("ran_hours", 0.0),
             ("oom_bump", 1.0),
             ("most_over", 1.0),
+            ("most_over_in_all", 1.0),
         ):
             if not getattr(self, name) >= least:
                 raise ConfigError(f"{name} must be at least {least:.4g}, got {getattr(self, name)}")
@@ -237,8 +241,8 @@ class RecommendConfig(ComparisonConfig):
 
 
 def held_back(
-    requests: Floats, rules: NDArray[np.int64], present: Floats, over: NDArray[np.bool_]
+    requests: Floats, rules: NDArray[np.int64], present: Floats, kept: NDArray[np.bool_], why: int
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return requests and rules of which none that ``over`` marks is lower than the present one; all of one shape."""
-    held = over & (requests < present)
-    return np.where(held, present, requests), np.where(held, OVER, rules)
+    """Return requests and rules of which none that ``kept`` marks is lower than the present one; all of one shape."""
+    held = kept & (requests < present)
+    return np.where(held, present, requests), np.where(held, why, rules)

@@ -27,7 +27,7 @@ from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over, _far_over_in_all
 from reclaim.replay.experiments.recommend.page import console_table, findings, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
@@ -318,6 +318,18 @@ def far_over(rates: Sequence[tuple[float | None, float]], *, days: int, of: str)
     return found
 
 
+def test_all_workloads_together_are_far_over_the_budget_where_they_violate_twice_as_often_beyond_the_noise() -> None:
+    def over(*of_cpu: float | None) -> list[bool]:
+        of = {"cpu": of_cpu, "memory": (None, None)}  # budgets of 1 % for CPU and 0.1 % for memory
+        violation = {r: dict(zip(("value", "low"), both, strict=True)) for r, both in of.items()}
+        found: list[bool] = _far_over_in_all(violation, RecommendConfig()).tolist()
+        return found
+
+    assert over(0.021, 0.011) == [True, False]
+    assert over(0.019, 0.011) == over(0.021, 0.009) == [False, False]
+    assert over(0.021, None) == [True, False]  # a single workload: no noise is known
+
+
 def changed(dataset: Path, folder: Path, change: Callable[[pa.Table], dict[str, NDArray[np.float64]]]) -> Path:
     """Return a copy of a dataset with other columns of usage, and its features."""
     copy = folder / "cell"
@@ -331,6 +343,23 @@ def changed(dataset: Path, folder: Path, change: Callable[[pa.Table], dict[str, 
         pq.write_table(table, path)
     build_features(Dataset.open(copy))
     return copy
+
+
+def test_a_workload_without_a_window_in_the_backtest_is_not_lowered(dataset: Path, tmp_path: Path) -> None:
+    begins = FeatureSet.open(dataset).cuts_us[1]
+    silent = int(Dataset.open(dataset).read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID][0].as_py())
+
+    def stops(table: pa.Table) -> dict[str, NDArray[np.float64]]:
+        at = (table[s.COLLECTION_ID].to_numpy() == silent) & (table[s.START_US].to_numpy() >= begins)
+        return {name: np.where(at, np.nan, table[name].to_numpy()) for name in (s.MEMORY_MEAN, s.MEMORY_MAX)}
+
+    config = replace(CONFIG, estimators=("percentile",), tune=False)
+    before = recommend(dataset, tmp_path / "before", config)
+    wanted = {line["collection_id"]: line["memory"] for line in before.results["workloads"]}[silent]
+    assert wanted["recommended"] < wanted["request"]
+    found = recommend(changed(dataset, tmp_path, stops), tmp_path / "out", config)
+    kept = {line["collection_id"]: line["memory"] for line in found.results["workloads"]}[silent]
+    assert (kept["rule"], kept["recommended"]) == ("unknown", kept["request"])
 
 
 def test_after_half_a_day_of_backtest_no_workload_is_lowered_that_went_far_over_its_budget(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.definitions import definitions
-from reclaim.replay.experiments.recommend.policy import ESTIMATE, RULES, Policy, RecommendConfig, held_back
+from reclaim.replay.experiments.recommend.policy import ESTIMATE, OVER, RULES, Policy, RecommendConfig, held_back
 
 MIB = 2.0**20
 KUBERNETES = Policy(
@@ -155,6 +155,6 @@ def test_whatever_is_answered_memory_is_never_below_the_floor_nor_what_a_kill_as
 
 def test_a_workload_far_over_the_budget_is_not_lowered_and_raised_it_is() -> None:
     requests, rules, present = np.array([1.0, 3.0, 1.0, 2.0]), np.array([ESTIMATE] * 4), np.full(4, 2.0)
-    held, why = held_back(requests, rules, present, np.array([True, True, False, True]))
+    held, why = held_back(requests, rules, present, np.array([True, True, False, True]), OVER)
     assert held.tolist() == [2.0, 3.0, 1.0, 2.0]
     assert [RULES[k] for k in why] == ["over budget", "estimate", "estimate", "estimate"]
