@@ -36,7 +36,7 @@ _RUN = "Your data"
 """Section of the README whose commands are run as printed; `reclaim serve` at its end is run by `test_readme_lines`."""
 
 
-_ABOUT_A_DATASET = ("run-on-your-cluster", "predict-to-a-file", "settings-by-trace")
+_ABOUT_A_DATASET = ("run-on-your-cluster", "predict-to-a-file", "settings")
 _PARSED = {
     "reclaim fetch": "it needs the network",
     "reclaim ingest traces/2011": "it needs the trace",
@@ -242,9 +242,9 @@ def _write_usage(folder: Path) -> None:
 
 
 def test_the_settings_of_the_page_about_settings_are_those_of_training(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "settings-by-trace.md").read_text()
+    page = (ROOT / "docs" / "settings.md").read_text()
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my.toml").write_text(block)
     assert load_config(TrainConfig, tmp_path / "my.toml").budgets.baseline == 0.0005
     for name in shipped_configs():
-        assert f"`{name}`" in page
+        assert f"--config {name}" in page

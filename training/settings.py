@@ -32,7 +32,7 @@ _LARGEST_SEED: Final = 2**31 - 1
 """Seeds of trees have 32 bits, and a fit of several models adds to the one that is given."""
 
 CONFIGS: Final = Path(__file__).parent / "configs"
-"""Folder of the settings that come with the package, one TOML per kind of data."""
+"""Folder of the settings that come with the package, each a TOML."""
 
 
 def shipped_configs() -> list[str]:

@@ -17,7 +17,7 @@ from sphinx.errors import ExtensionError
 NAVIGATION = {
     "Use it": {"self": "Start here", "docs/notebook": "In a notebook", "docs/run-on-your-cluster": None,
                "docs/kubernetes": None, "docs/predict-to-a-file": None, "docs/recommend": None,
-               "docs/object-stores": None, "docs/settings-by-trace": None},
+               "docs/object-stores": None, "docs/settings": None},
     "Understand it": {"docs/how-it-works": None, "docs/builtin": None, "docs/machines": None, "docs/glossary": None,
                       "docs/results": None, "docs/results-cell-replay": None, "docs/performance": None,
                       "docs/serving-performance": None},

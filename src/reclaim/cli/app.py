@@ -276,7 +276,6 @@ def features(
 @app.command(
     cls=with_settings("reclaim.training.settings:TrainConfig"),
     epilog="Examples: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2` · "
-    "`reclaim train vms --config vm-series` · "
     "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
     "`reclaim features cell_c --set split.role=test` · "
     "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs · "
