@@ -201,7 +201,7 @@ def test_the_commands_of_the_pages_about_a_dataset_run_as_printed(tmp_path: Path
     commands = [line for line in dict.fromkeys(lines) if not line.startswith(tuple(_PARSED))]
     first = "reclaim ingest traces/a dataset"
     commands.remove(first)
-    shutil.copy(ROOT / "training" / "configs" / "google-v3.toml", tmp_path / "best.toml")
+    shutil.copy(ROOT / "training" / "configs" / "portable.toml", tmp_path / "best.toml")
     for command in ("reclaim synth traces/a --machines 3 --days 0.75", first, *commands):
         printed(command)
     for file in ("dataset.html", "margins/report.html", "what-if/report.html", "reservations.parquet"):
