@@ -203,7 +203,10 @@ def table(content: dict[str, Any], bars: Sequence[dict[str, Any]]) -> Iterator[s
             rivals = {
                 name: reclaimed
                 for (*where, name), reclaimed in measured.items()
-                if tuple(where) == key and name != LIMIT and name.removesuffix(PUBLISHED) in ESTIMATORS
+                if tuple(where) == key
+                and name != LIMIT
+                and name.removesuffix(PUBLISHED) in ESTIMATORS
+                and reclaimed is not None  # where even the widest margin violates more
             }
             name, best = max(rivals.items(), key=lambda rival: rival[1], default=("-", None))
             network, (ceiling, low, high) = measured.get((*key, NETWORK)), line[CEILING][RECLAIMED]

@@ -99,7 +99,8 @@ def predict(
     Raises
     ------
     ConfigError
-        The suffix, the margin or the dataset is unknown, or the dataset has no features.
+        The suffix, the margin or the dataset is unknown, the dataset has no features, or its amounts seem to be in
+        another unit than those that the model was trained on.
     ModelError
         There is no such model.
     TraceError
@@ -111,6 +112,8 @@ def predict(
     check_margin(margin)
     features = FeatureSet.open(dataset)
     loaded = load_model(model)
+    if (apart := loaded.bundle.other_units(features.mean_limit)) is not None:
+        raise ConfigError(f"{dataset}, model {loaded.name}: {apart}, or name the built-in model, which takes any unit")
     levels, rows, tasks = loaded.bundle.forecaster.quantile_levels, 0, 0
     about = {
         "dataset": features.manifest["dataset"], "features": features.fingerprint, "model": loaded.name,
@@ -127,8 +130,7 @@ def predict(
             write(table)
             rows += len(table)
             tasks += pc.sum(pc.equal(table["windows"], 1)).as_py() if every_window else len(table)
-    apart = loaded.bundle.other_units(features.mean_limit)
-    notes = (*((_LOOKS_AHEAD,) if every_window and loaded.bundle.portable else ()), *([] if apart is None else [apart]))
+    notes = (_LOOKS_AHEAD,) if every_window and loaded.bundle.portable else ()
     return PredictReport(rows=rows, tasks=tasks, levels=tuple(levels), notes=notes, **about)
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,21 +187,22 @@ def test_every_window_of_a_portable_model_is_said_to_have_a_price_that_was_not_k
 ) -> None:
     for model, every_window in (("builtin", True), ("builtin", False), (str(bundle_folder), True)):
         report = predict(dataset.path, tmp_path / "p.parquet", model=model, every_window=every_window)
-        notes = [note for note in of_predict(report, tmp_path / "p.parquet")[1][1:] if "unit" not in note]
+        notes = of_predict(report, tmp_path / "p.parquet")[1][1:]
         assert len(notes) == (model == "builtin" and every_window)
         assert all("the price of the latest ones, which was not known then" in note for note in notes)
 
 
-def test_a_dataset_or_a_table_in_another_unit_than_the_models_is_said_to_be(
+def test_a_dataset_in_another_unit_than_the_models_is_refused_and_a_table_said_to_be(
     dataset: Dataset, bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = FeatureSet.open(dataset.path).mean_limit
     for times, apart in ((1.0, 0), (1_000.0, 1)):
         folder = tmp_path / f"model-{times}"
         save_bundle(replace(bundle, mean_limit=(own[0] / times, own[1])), folder)
-        notes = predict(dataset.path, tmp_path / "p.parquet", model=str(folder)).notes
-        assert len(notes) == apart
-        assert all("the mean cpu limit is 1,000 times that" in note for note in notes)
+        out = tmp_path / f"p-{times}.parquet"
+        with pytest.raises(ConfigError, match="the mean cpu limit is 1,000 times that") if apart else nullcontext():
+            predict(dataset.path, out, model=str(folder))
+        assert out.exists() == (not apart)
         caplog.clear()
         predict_histories(load_model(str(folder)), histories_of(dataset))
         assert sum("the mean cpu limit is" in record.getMessage() for record in caplog.records) == apart
