@@ -176,7 +176,7 @@ def _of_estimators(rows: Mapping[str, Any], estimators: list[dict[str, Any]]) ->
         f"({rows['valid']:,} validation and {rows['test']:,} test rows)",
         ["estimator", *columns],
     )
-    names = dict.fromkeys(e["estimator"] for e in here)
+    names = dict.fromkeys(e["estimator"] for e in here if e["margin_set"] == HINDSIGHT)
     for name in sorted(names, key=lambda n: found["all", "1 %", HINDSIGHT, n][RECLAIMED][0] or 0.0):
         of_one = [found.get(("all", budget, setting, name)) for budget in BUDGETS.values() for setting in SETTINGS]
         yield _line(name, *(f"{_span(e[RECLAIMED])} at {_span(e[VIOLATION], 3)}" if e else "-" for e in of_one))
