@@ -44,6 +44,7 @@ from reclaim.training.fitting.trained import (
 from reclaim.training.margins.calibrate import known_rows
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.references import BUILTIN, find_model
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +267,9 @@ def _check_engine(engine: Engine, learner: Learner, estimator: str) -> None:
 
 
 def _fitted_on_ray(sources: Sequence[Source], config: TrainConfig, key: str, workers: int) -> Fitted:
-    """Fit in the workers of Ray, which open the datasets by their paths."""
+    """Fit in the workers of Ray, which open the datasets, and a prior that is not in the package, by their paths."""
+    if config.prior not in (BUILTIN, NO_PRIOR):
+        config = replace(config, prior=str(find_model(config.prior).folder))
     fit = partial(_fit_along, [source.dataset.path.resolve() for source in sources], config, key)
     return fit_on_ray(fit, workers, device=config.fit.device, epochs=config.fit.epochs)
 

@@ -257,6 +257,14 @@ def test_a_prior_of_one_cluster_or_none_at_all_is_refused_before_there_is_a_run(
     assert tracking.find_runs("elsewhere") == []
 
 
+def test_workers_of_ray_find_a_prior_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    monkeypatch.setattr(train, "fit_on_ray", lambda fit, *_, **__: fit.args[1].prior)
+    for prior, expected in (("mine", str(tmp_path / "mine")), ("builtin", "builtin"), ("none", "none")):
+        assert train._fitted_on_ray([], replace(CONFIG, prior=prior), "key", 2) == expected  # type: ignore[comparison-overlap]
+
+
 def test_forcing_it_trains_again_to_the_same_prices(place: Path, trained: TrainReport) -> None:
     forced = run_training(place / "dataset", CONFIG, force=True)
     assert not forced.reused
