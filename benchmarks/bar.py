@@ -55,6 +55,7 @@ from benchmarks.bar_tables import (
     BUDGETS,
     FIXED,
     HINDSIGHT,
+    MIXED_IN,
     NETWORK,
     ONLINE,
     ORACLE,
@@ -90,7 +91,7 @@ from reclaim.training.models.survival import forecast_of
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
 
-TREES, MIX, MIXED_IN, LIMIT = "trees", "mix", "network, others mixed in", "limit"
+TREES, MIX, LIMIT = "trees", "mix", "limit"
 NAMES = tuple(name for name in ESTIMATORS if name != LIMIT)
 STATISTICAL = (*NAMES, *(name + PUBLISHED for name in NAMES if len(candidates(name)) > 1))
 LEAST_ROWS = 1_000

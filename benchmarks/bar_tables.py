@@ -18,6 +18,7 @@ from reclaim.replay.open_loop.paired import EXCEEDS, RECLAIMED, VIOLATION
 
 PUBLISHED = " (published)"
 NETWORK, ORACLE, BORG, BEST = "network", "oracle", "borg", "best statistical"
+MIXED_IN = "network, others mixed in"
 BUDGETS = {"aggressive": "1 %", "baseline": "0.1 %"}
 FIXED, ONLINE, HINDSIGHT = "validation", "online", "hindsight"
 SETTINGS = (FIXED, ONLINE, HINDSIGHT)

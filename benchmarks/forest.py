@@ -1,28 +1,29 @@
 """Draws what is reclaimed more than by the best rival, with its interval: a line a comparison, a panel a horizon.
 
-python -m benchmarks.forest        # results/bar.svg and results/machines.svg, from the results of both that are there
+python -m benchmarks.forest        # results/bar.svg, machines.svg and short-history.svg, from the results there are
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
-from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, NETWORK
+from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, MIXED_IN, NETWORK
 from benchmarks.machines import GROUPED, RESULTS, comparisons
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE
 from reclaim.replay.open_loop.paired import RECLAIMED
 
 COLOURS: Final = {"cpu": "#2F6DB5", "memory": "#C4622D"}
 """By resource."""
+_RATES: Final = {"1 %": 0.01, "0.1 %": 0.001}
 _GAP: Final = 0.8
 """Lines left free between two groups."""
 
@@ -43,26 +44,39 @@ class Difference(NamedTuple):
 
 
 def main() -> None:
-    """Draw both figures."""
+    """Draw the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder of the figures")
     asked = parser.parse_args()
     bar = [difference for path in sorted(RESULTS.parent.glob("bar-*.json")) for difference in of_bar(path)]
     draw_forest(bar, "the best statistical estimator", asked.out / "bar.svg")
     draw_forest(of_machines(RESULTS), "the best of the others", asked.out / "machines.svg")
+    short = [one for path in sorted(RESULTS.parent.glob("short-history-*.json")) for one in of_short_history(path)]
+    draw_forest(short, "by the network alone", asked.out / "short-history.svg")
 
 
 def of_bar(path: Path) -> list[Difference]:
     """Return what the network reclaims more than the best statistical estimator at equal violation."""
-    content, rates = json.loads(path.read_text()), {"1 %": 0.01, "0.1 %": 0.001}
+    content = json.loads(path.read_text())
+    return list(_differences(content["dataset"]["name"], content["differences"], NETWORK, BEST))
+
+
+def of_short_history(path: Path) -> list[Difference]:
+    """Return what a network of a short history reclaims more with curves of other clusters in it, where they are."""
     return [
-        Difference(
-            content["dataset"]["name"], d["resource"], rates[d["budget"]], HOURS[d["horizon_s"]],
-            *(100 * share for share in d[RECLAIMED]),
-        )
-        for d in content["differences"]
-        if (d["collections"], d["estimator"], d["margin_set"], d["against"]) == ("all", NETWORK, HINDSIGHT, BEST)
-    ]  # fmt: skip
+        one
+        for of in json.loads(path.read_text())["histories"]
+        for one in _differences(f"{of['dataset']['name']}, {of['days']:g} days", of["differences"], MIXED_IN, NETWORK)
+        if any(one[-3:])
+    ]
+
+
+def _differences(group: str, lines: Sequence[Mapping[str, Any]], name: str, against: str) -> Iterator[Difference]:
+    """Yield the differences of two estimators at equal violation."""
+    for d in lines:
+        if (d["collections"], d["estimator"], d["margin_set"], d["against"]) == ("all", name, HINDSIGHT, against):
+            points = (100 * share for share in d[RECLAIMED])
+            yield Difference(group, d["resource"], _RATES[d["budget"]], HOURS[d["horizon_s"]], *points)
 
 
 def of_machines(path: Path) -> list[Difference]:

@@ -22,14 +22,13 @@ from typing import Any, Final
 
 import duckdb
 
-from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, NETWORK
+from benchmarks.bar_tables import BEST, FIXED, HINDSIGHT, HOURS, MIXED_IN, NETWORK
 from benchmarks.builtin import portable
 from reclaim.replay.open_loop.paired import RECLAIMED
 from reclaim.training.bundle import save_bundle
 from reclaim.training.fitting.sources import open_sources
 
 RIVALS: Final = ("borg", "moving-max", "max-so-far", "krr", "vpa")
-MIXED_IN: Final = "network, others mixed in"
 _TRAINED: Final = 0.55 / 0.75
 """Share of a history that is trained on, as by default (`splits.SplitConfig`); prices are set on the rest."""
 
@@ -87,8 +86,10 @@ def measured(asked: argparse.Namespace, days: float, prior: Path) -> dict[str, A
     ):  # fmt: skip
         subprocess.run([str(word) for word in command], check=True)
     content = json.loads(result.read_text())
-    kept = ("date", "commit", "device", "versions", "dataset", "rows", "differences")
-    return {name: content[name] for name in kept}
+    of_all = [d for d in content["differences"] if d["collections"] == "all" and d["margin_set"] != FIXED]
+    return {name: content[name] for name in ("date", "commit", "device", "versions", "dataset")} | {
+        "differences": of_all
+    }
 
 
 def cut(source: Path, target: Path, clock: str, first: float, test: float) -> float:
@@ -118,7 +119,7 @@ def table(histories: Iterator[Mapping[str, Any]] | Sequence[Mapping[str, Any]]) 
         found = {
             (d["horizon_s"], d["resource"], d["budget"], d["estimator"], d["against"]): d
             for d in of["differences"]
-            if (d["collections"], d["margin_set"]) == ("all", HINDSIGHT)
+            if d["margin_set"] == HINDSIGHT
         }
         for horizon_s, ahead in HOURS.items():
             for resource, budget in dict.fromkeys(key[1:3] for key in found if key[0] == horizon_s):

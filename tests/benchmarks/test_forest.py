@@ -12,7 +12,7 @@ import pytest
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("name", ["bar", "machines"])
+@pytest.mark.parametrize("name", ["bar", "machines", "short-history"])
 def test_a_figure_is_that_of_the_results_that_are_kept(name: str, tmp_path: Path) -> None:
     kept = (RESULTS / f"{name}.svg").read_text()
     subprocess.run([sys.executable, "-m", "benchmarks.forest", "--out", tmp_path], check=True, cwd=RESULTS.parents[1])
