@@ -168,7 +168,7 @@ class TrainConfig:
     worse."""
     prior: str = "builtin"
     """Portable model of other clusters whose curves are mixed into those of the network where the history is shorter
-    than three weeks: ``builtin``, one by its name or folder, or ``none``."""
+    than five weeks: ``builtin``, one by its name or folder, or ``none``."""
     seed: int = 1
     """Seed of every random choice, from 0 to 2147483647."""
     fit: FitConfig = field(default_factory=FitConfig)

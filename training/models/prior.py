@@ -22,10 +22,10 @@ QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = (
     (3.0, (1, 2, 3)),
     (7.0, (1, 1, 2)),
     (14.0, (0, 1, 2)),
-    (21.0, (0, 0, 1)),
+    (35.0, (0, 0, 1)),
 )
 """Days of history below which so many quarters of the curve of each horizon are the others'. A day ahead one's own
-network has few outcomes that do not overlap (`benchmarks/LOG.md`, 2026-11-28)."""
+network has few outcomes that do not overlap. No longer history was measured (`benchmarks/LOG.md`, 2026-11-28)."""
 
 
 def quarters_of(history_s: float) -> tuple[int, ...]:

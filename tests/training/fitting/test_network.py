@@ -255,7 +255,7 @@ def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
     assert quarters(source(2)) == quarters_of(2 * 86_400) != quarters_of(8 * 86_400)
     assert quarters(source(2), source(8)) == quarters_of(8 * 86_400)
     assert quarters(source(8, 0.25)) == quarters_of(2 * 86_400)  # what follows validation rows was not learned from
-    assert quarters(source(2), source(30)) is None
+    assert quarters(source(2), source(40)) is None
     assert quarters(source(2), prior="none") is None
 
 

@@ -207,7 +207,7 @@ def test_running_it_again_finds_the_finished_run(
 
 
 def test_another_setting_fit_format_dataset_or_feature_set_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(config: TrainConfig = CONFIG, dataset: str = "d", features: str = "f", days: int = 30) -> str:
+    def key(config: TrainConfig = CONFIG, dataset: str = "d", features: str = "f", days: int = 40) -> str:
         span = {"span_us": [0, days * 86_400_000_000]}
         of: Any = (
             SimpleNamespace(fingerprint=dataset),
