@@ -138,7 +138,7 @@ def cross_fitted(source: Source, history: History, horizon_s: int) -> Priced:
         seen, judged = np.flatnonzero((near != group).all(axis=1)), np.flatnonzero(own == group)
         started = time.perf_counter()
         model = fit_trees(Rows(x[seen], y[seen], oom[seen]), TREES, horizon_s=horizon_s, seed=group)
-        estimator = ForecastEstimator(model, horizon_s, mean_limit=features.mean_limit, related=features.related)
+        estimator = ForecastEstimator(model, horizon_s, mean_limit=features.mean_limit)
         ladder[judged] = answer_folded(estimator, x[judged], windows.take(judged)).ladder
         logging.info(
             "%s, %d s: model %d of %d from %d rows, to %d, in %.0f s", source.name, horizon_s, group + 1, FOLDS,

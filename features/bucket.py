@@ -15,9 +15,9 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import TraceError
 from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.windows import Cell, Windows
-from reclaim.features.fold.batch import fold_tasks, room_to_publish
+from reclaim.features.fold.batch import fold_tasks
 from reclaim.features.fold.collection_ooms import OomJournal
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.splits import SplitConfig, groups, inside_period, periods
 from reclaim.features.targets import HORIZONS_S, TARGETS, known_by, measured_by, targets
 
@@ -64,14 +64,6 @@ def known_targets(
     """Return (y, oom) of rows, NaN where one rests on anything measured after the row's own period."""
     nan = np.float32(np.nan)
     return np.where(inside[:, None, :], y, nan), np.where(inside, oom, nan)
-
-
-class ForOthers(NamedTuple):
-    """All that others' features need of rows (``fold_tasks``)."""
-
-    moment: NDArray[np.int32]
-    died: NDArray[np.int32]
-    share: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -126,23 +118,30 @@ class Folding:
         limit = windows.limit.astype(np.float32)
         return Labels(y, oom, inside, known_by(windows), period, group, limit), len(time_us)
 
-    def fold_into(self, x: NDArray[np.float32], windows: Windows, rows: Rows, threads: int = 1) -> ForOthers:
+    def fold_into(
+        self, x: NDArray[np.float32], windows: Windows, rows: Rows, threads: int = 1
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Fold whole tasks and write the features of chosen rows, those of collections as of ones without a history.
 
         Parameters
         ----------
         x : float32, shape (k, n_features)
-            Written, but for the features of related tasks; ``ForOthers.share`` is empty where it has none.
+            Written.
         windows : Windows
             ``n`` rows, sorted by task, then time.
         rows : int64, shape (k,)
         threads : int
             The numbers do not depend on it.
+
+        Returns
+        -------
+        moment, died : int32, shape (n,)
+            As of ``fold_tasks``.
         """
         place = np.full(len(windows), -1, np.int64)
         place[rows] = np.arange(len(rows))
         known_us = np.empty(len(windows), np.int64)
-        moment, died, share = room_to_publish(len(windows), related=x.shape[1] > FIRST_RELATED)
+        moment, died = np.empty(len(windows), np.int32), np.empty(len(windows), np.int32)
         parts = list(_parts(windows.task_starts()))
 
         def fold(part: int, of: int) -> None:
@@ -151,11 +150,11 @@ class Folding:
                 here = slice(low, int(starts[-1]))
                 fold_tasks(
                     windows.take(here), starts - low, self.cell, x, known_us[here], moment[here], died[here],
-                    share[here], place[here],
+                    place[here],
                 )  # fmt: skip
 
         in_parts(fold, len(windows), threads)
-        return ForOthers(moment, died, share)
+        return moment, died
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,8 @@ class Bucket:
             rising, place = np.unique(rows, return_inverse=True)
             return self.features(rising, threads)[place]
         windows, mine = self.windows.tasks_of(rows)
-        x = np.empty((len(mine), FIRST_RELATED), np.float32)
-        moment = self.folding.fold_into(x, windows, mine, threads).moment
+        x = np.empty((len(mine), N_FEATURES), np.float32)
+        moment, _ = self.folding.fold_into(x, windows, mine, threads)
         self.journal.write(windows.collection_id[mine], moment[mine], x)
         return x
 

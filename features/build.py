@@ -26,12 +26,11 @@ from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.oom import oom_definition
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows, measured_by_mean
+from reclaim.data.windows import measured_by_mean
 from reclaim.features.bucket import Folding, Rows
 from reclaim.features.feature_set import FOLDER, JOURNAL, FeatureSet, array_path, array_shapes, write_journal
 from reclaim.features.fold.collection_ooms import OomJournal
-from reclaim.features.fold.related import Tasks, fold_related
-from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.sample import ROWS, SAMPLING, RowCounts, SampleConfig, Shares
 from reclaim.features.splits import VALID, SplitConfig, SplitCounts, cuts_us, in_period
 from reclaim.features.targets import HORIZONS_S, TARGETS
@@ -48,9 +47,6 @@ class FeatureConfig:
     """Periods and groups."""
     monday_s: int = 0
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
-    related: bool = False
-    """Adds the features of related tasks to each row: those of its collection, its user and its logical name. They rest
-    on all rows, so all are kept."""
     rows: str = "sample"
     """``sample`` keeps the features of a bounded number of rows, those that training reads, and folds others again when
     they are asked for; ``all`` keeps those of every row, 440 bytes each, for study."""
@@ -69,7 +65,7 @@ class FeatureConfig:
     @property
     def whole(self) -> bool:
         """True if the features of every row are kept."""
-        return self.rows == "all" or self.related
+        return self.rows == "all"
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,6 @@ class _Job:
     bucket: int
     first: int
     shares: Shares | None
-    related: bool
     room: _Room
 
 
@@ -98,16 +93,17 @@ class _Room:
         """Send nothing to another process, which gets no memory back."""
         return _Room, ()
 
-    def features(self, rows: int, width: int) -> NDArray[np.float32]:
-        """Return an array of what is free, or a new one; shape (rows, width), uninitialised."""
+    def features(self, rows: int) -> NDArray[np.float32]:
+        """Return an array of what is free, or a new one; shape (rows, n_features), uninitialised."""
+        size = rows * N_FEATURES
         try:
             memory = self._free.popleft()
         except IndexError:
             memory = np.empty(0, np.float32)
-        if memory.size < rows * width:
-            memory = np.empty(rows * width + rows * width // _SPARE, np.float32)
+        if memory.size < size:
+            memory = np.empty(size + size // _SPARE, np.float32)
         self._lent.add(id(memory))
-        return memory[: rows * width].reshape(rows, width)
+        return memory[:size].reshape(rows, N_FEATURES)
 
     def free(self, x: NDArray[np.float32]) -> None:
         """Take back the memory of an array of ``features``; one that came from another process is none."""
@@ -122,8 +118,6 @@ class _Facts(NamedTuple):
 
     Attributes
     ----------
-    tasks : Tasks or None
-        Where there are features of related tasks.
     ends : OomJournal
         Of the windows alone that bring an end out of memory to light.
     counts : SplitCounts
@@ -135,7 +129,6 @@ class _Facts(NamedTuple):
         Validation rows that have a limit, and the sum of these limits.
     """
 
-    tasks: Tasks | None
     ends: OomJournal
     counts: SplitCounts
     n_oom: int
@@ -145,12 +138,8 @@ class _Facts(NamedTuple):
     limits: NDArray[np.float64]
 
 
-_PASSING: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
-    "collection": (np.int64, (0,)),
-    "moment": (np.int32, (0,)),
-    "share": (np.int32, (0, len(SIGNALS))),
-}
-"""Columns of the rows that are kept until the features of others are written."""
+_PASSING: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {"collection": (np.int64, (0,)), "moment": (np.int32, (0,))}
+"""Columns of the rows that are kept until the features of their collections are written."""
 
 
 def build_features(
@@ -199,13 +188,13 @@ def build_features(
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replaced_folder(folder) as work, engine.pool() as pool:
-        facts = _fill(folding, config, work, pool, engine.count)
+        facts = _fill(folding, config, work, pool)
         manifest = {
             "fingerprint": fingerprint,
             "dataset": dataset.fingerprint,
             "pipeline": PIPELINE_VERSION,
             "config": dataclasses.asdict(config),
-            "features": list(feature_names(related=config.related)),
+            "features": list(FEATURE_NAMES),
             "horizons_s": list(HORIZONS_S),
             "oom_definition": oom_definition(dataset.manifest),
             "cuts_us": list(folding.cuts_us),
@@ -229,14 +218,14 @@ def built_features(dataset: Dataset) -> FeatureSet | None:
         return None
 
 
-def _fill(folding: Folding, config: FeatureConfig, work: Path, pool: Workers, threads: int) -> dict[str, Any]:
+def _fill(folding: Folding, config: FeatureConfig, work: Path, pool: Workers) -> dict[str, Any]:
     """Write every array into the folder; return what the manifest says of them."""
-    dataset, width = folding.dataset, len(feature_names(related=config.related))
+    dataset = folding.dataset
     bucket_start = np.cumsum([0, *(dataset.n_windows_of(b) for b in range(dataset.n_buckets))]).tolist()
     shares = None if config.whole else _shares(folding, config.sample, pool, bucket_start[-1])
     room = _Room()
-    jobs = [_Job(folding, b, first, shares, config.related, room) for b, first in enumerate(bucket_start[:-1])]
-    shapes = array_shapes(0, width) | {name: of for name, of in _PASSING.items() if config.related or name != "share"}
+    jobs = [_Job(folding, b, first, shares, room) for b, first in enumerate(bucket_start[:-1])]
+    shapes = array_shapes(0) | _PASSING
     facts: list[_Facts] = []
     with (
         ExitStack() as files,
@@ -254,7 +243,7 @@ def _fill(folding: Folding, config: FeatureConfig, work: Path, pool: Workers, th
             facts.append(of_bucket)
             bar.update(bucket_start[job.bucket + 1] - job.first)
         kept = len(written["row"])
-    _write_of_others(folding, config, work, pool, facts, threads)
+    _write_of_collections(folding, work, pool, [of.ends for of in facts])
     by_mean, measured, granted, limits = (
         np.sum([getattr(of, name) for of in facts], axis=0) for name in ("by_mean", "measured", "granted", "limits")
     )
@@ -287,15 +276,15 @@ def _count(job: tuple[Folding, int]) -> RowCounts:
 def _fold(job: _Job) -> tuple[dict[str, NDArray[Any]], _Facts]:
     """Fold one bucket: return the columns of the rows that are kept, and what is known of all."""
     folding = job.folding
-    windows = folding.dataset.windows(job.bucket, owned=job.related)
+    windows = folding.dataset.windows(job.bucket, owned=False)
     labels, n_oom = folding.labels(job.bucket, windows)
     kept: Rows | slice = slice(None)  # every row, which copies none
     rows, weight = np.arange(len(windows)), np.ones(len(windows), np.float32)
     if job.shares is not None:
         rows, weight = job.shares.choose(windows, labels.period, labels.group, labels.ooms())
         kept = rows
-    x = job.room.features(len(rows), len(feature_names(related=job.related)))
-    moment, died, share = folding.fold_into(x, windows, rows)
+    x = job.room.features(len(rows))
+    moment, died = folding.fold_into(x, windows, rows)
     starts = windows.task_starts()
     limit = labels.limit[in_period(VALID, labels.period, labels.group)].astype(np.float64)
     by_mean, measured = measured_by_mean(windows)
@@ -308,10 +297,8 @@ def _fold(job: _Job) -> tuple[dict[str, NDArray[Any]], _Facts]:
         "weight": weight,
         "collection": windows.collection_id[kept],
         "moment": moment[kept],
-        "share": share,
     }
     return columns, _Facts(
-        tasks=_tasks_of(windows, starts, job.first) if job.related else None,
         ends=OomJournal.of_rows(windows.collection_id[ends], moment[ends], died[ends]),
         counts=SplitCounts.of(labels._asdict(), folding.end_us),
         n_oom=n_oom,
@@ -327,17 +314,9 @@ def _counts(columns: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.array([np.count_nonzero(column) for column in columns.T], np.int64)
 
 
-def _tasks_of(windows: Windows, starts: NDArray[np.int64], first: int) -> Tasks:
-    """Return the tasks of a bucket whose first row is ``first``."""
-    task = starts[:-1]
-    return Tasks(windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:])
-
-
-def _write_of_others(
-    folding: Folding, config: FeatureConfig, work: Path, pool: Workers, facts: list[_Facts], threads: int
-) -> None:
-    """Write the features that rest on other tasks, and the journal from which they can be folded again."""
-    ends = OomJournal.joined([of.ends for of in facts])
+def _write_of_collections(folding: Folding, work: Path, pool: Workers, of_buckets: list[OomJournal]) -> None:
+    """Write the features of collections, and the journal from which they can be folded again."""
+    ends = OomJournal.joined(of_buckets)
     met = np.unique(ends.collection)
     jobs = [(folding, bucket, met) for bucket in range(folding.dataset.n_buckets if len(met) else 0)]
     with closing(pool.each(_count_windows, jobs)) as counted:
@@ -346,9 +325,6 @@ def _write_of_others(
     opened = {name: array_path(work, name) for name in ("x", *_PASSING)}
     x, collection, moment = (open_memmap(opened[name], mode="r+") for name in ("x", "collection", "moment"))
     journal.write(collection, moment, x)
-    if config.related:
-        tasks = Tasks(*(np.concatenate(column) for column in zip(*(of.tasks for of in facts if of.tasks), strict=True)))
-        fold_related(tasks, moment, open_memmap(opened["share"], mode="r+"), x, threads)
     del x, collection, moment
     for name in _PASSING:
         opened[name].unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.bucket import Bucket, Folding, Labels, known_targets
 from reclaim.features.fold.collection_ooms import OomJournal
-from reclaim.features.registry import PIPELINE_VERSION, feature_names
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.splits import (
     GROUPS,
     PERIODS,
@@ -132,7 +132,12 @@ class FeatureSet:
         if missing := {"bucket_start", "features", "kept"} - manifest.keys():
             raise ConfigError(f"{folder / MANIFEST}: no {' and no '.join(sorted(missing))}; run `{command}` again")
         bucket_start = np.array(manifest["bucket_start"], np.int64)
-        shapes = array_shapes(int(manifest["kept"]), len(manifest["features"]))
+        if manifest["features"] != list(FEATURE_NAMES):
+            raise ConfigError(
+                f"{folder}: has {len(manifest['features'])} features that are not the {N_FEATURES} of this release; "
+                f"run `{command}` again"
+            )
+        shapes = array_shapes(int(manifest["kept"]))
         arrays = {name: _mapped(array_path(folder, name), *of, command) for name, of in shapes.items()}
         return cls(folder, manifest, dataset, bucket_start=bucket_start, **arrays)
 
@@ -203,24 +208,6 @@ class FeatureSet:
             )
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns of ``x``."""
-        return tuple(self.manifest["features"])
-
-    @property
-    def related(self) -> bool:
-        """True if the features of related tasks are among them."""
-        return self.names == feature_names(related=True)
-
-    def check_holds(self, *, related: bool) -> None:
-        """Raise ConfigError where a model reads the features of related tasks and they are not here."""
-        if related and not self.related:
-            raise ConfigError(
-                f"{self.path}: the model reads the features of related tasks, which this feature set lacks; run "
-                f"`reclaim features {self.dataset.path} --set related=true`"
-            )
-
-    @property
     def fingerprint(self) -> str:
         """Hash over dataset, pipeline and configuration."""
         return str(self.manifest["fingerprint"])
@@ -270,10 +257,10 @@ class FeatureSet:
         return np.flatnonzero(in_period(period, self.period, self.group))
 
 
-def array_shapes(n: int, n_features: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def array_shapes(n: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return file name → type and shape of every array of ``n`` rows."""
     shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in _ARRAYS.items()}
-    return shapes | {"x": (np.float32, (n, n_features))}
+    return shapes | {"x": (np.float32, (n, N_FEATURES))}
 
 
 def array_path(folder: Path, name: str) -> Path:

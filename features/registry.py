@@ -188,37 +188,6 @@ _COLLECTION_OOM: Final = (
 CALENDAR: Final = ("hour_sin", "hour_cos", "day")
 """Features of the clock alone."""
 
-_OTHERS: Final = {
-    "sibling": "the other tasks of its collection",
-    "name": "the tasks of other collections of the same user and logical name",
-    "user": "the tasks of other collections of the same user",
-}
-"""Groups whose past may stand in for that of a task without one, nearest first. A task counts from when a signal of it
-over a limit is first known; no value counts for more than 2,000 limits."""
-GROUP_KINDS: Final = tuple(_OTHERS)
-
-_OF_GROUP: Final = (
-    Feature("mean", "mean over all windows so far of {others}", "of their limits"),
-    Feature("peak", "mean over {others} of the largest each has had so far", "of their limits"),
-    Feature("max", "largest so far of {others}", "of their limits"),
-)
-_NOW: Final = (
-    Feature("now", "mean in the slot before this one of the other tasks of its collection", "of their limits"),
-    Feature("now_max", "largest in the slot before this one of the other tasks of its collection", "of their limits"),
-)
-
-
-def _related_features() -> tuple[Feature, ...]:
-    features = []
-    for kind, others in _OTHERS.items():
-        features.append(Feature(f"{kind}_tasks", f"log2(1 + number so far of {others})", "log2", "0"))
-        for signal in SIGNALS:
-            for f in _OF_GROUP + (_NOW if kind == GROUP_KINDS[0] else ()):
-                name = f"{kind}_{signal}_{f.name}"
-                features.append(replace(f, name=name, formula=f.formula.format(others=others)))
-    return tuple(features)
-
-
 FEATURES: Final = (
     *(replace(f, name=f"{signal}_{f.name}") for signal in SIGNALS for f in _STATISTICS),
     *(replace(f, name=f"{resource}_{f.name}") for resource in RESOURCES for f in _RESOURCE),
@@ -226,11 +195,11 @@ FEATURES: Final = (
     *_SINGLE,
     *_OOM,
     *_COLLECTION_OOM,
-    *_related_features(),
 )
-"""All features, in the order of a model's input; those of related tasks, from ``FIRST_RELATED`` on, are optional."""
+"""All features, in the order of a model's input."""
 
 FEATURE_NAMES: Final = tuple(f.name for f in FEATURES)
+N_FEATURES: Final = len(FEATURES)
 
 
 def _positions(names: Iterable[str]) -> Any:
@@ -247,11 +216,7 @@ STATISTIC: Final = _positions(f.name for f in _STATISTICS)
 OF_RESOURCE: Final = _positions(f.name for f in _RESOURCE)
 """Position of a feature among those of its resource, the ``r``-th of which begin at ``FIRST_RESOURCE + r *
 N_RESOURCE``."""
-OF_OTHERS: Final = _positions(f.name for f in _OF_GROUP + _NOW)
-"""Position of a feature among those of a signal of related tasks; all but siblings have the first ``N_GROUP`` alone."""
 
-N_GROUP: Final = len(_OF_GROUP)
-N_SIBLING: Final = len(_OF_GROUP + _NOW)
 N_STATISTICS: Final = len(_STATISTICS)
 N_RESOURCE: Final = len(_RESOURCE)
 FIRST_RESOURCE: Final = len(SIGNALS) * N_STATISTICS
@@ -259,10 +224,13 @@ FIRST_SHAPE: Final = FIRST_RESOURCE + len(RESOURCES) * N_RESOURCE
 FIRST_SINGLE: Final = FIRST_SHAPE + len(_SHAPE)
 FIRST_OOM: Final = FIRST_SINGLE + len(_SINGLE)
 FIRST_COLLECTION: Final = FIRST_OOM + len(_OOM)
-FIRST_RELATED: Final = FIRST_COLLECTION + len(_COLLECTION_OOM)
 
 _DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, RECENT_WINDOWS)
-PIPELINE_VERSION: Final = hashlib.sha256(repr((*_DEFINITIONS, FEATURES)).encode()).hexdigest()[:12]
+_VERSION: Final = hashlib.sha256(repr((*_DEFINITIONS, FEATURES)).encode()).hexdigest()[:12]
+_BEFORE: Final = {"5c909d2b56d0": "d0b1b323a398"}
+"""Version of the same definitions from the time when optional features followed them: models and states of that time
+stay good. The entry has no effect once a definition changes, and goes then."""
+PIPELINE_VERSION: Final = _BEFORE.get(_VERSION, _VERSION)
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""
 
@@ -271,8 +239,3 @@ def definitions_of(names: Iterable[str]) -> str:
     """Return a name of the definitions of some features, as ``PIPELINE_VERSION`` is of all; their order makes none."""
     chosen = tuple(FEATURES[FEATURE_NAMES.index(name)] for name in sorted(names))
     return hashlib.sha256(repr((*_DEFINITIONS, chosen)).encode()).hexdigest()[:12]
-
-
-def feature_names(*, related: bool) -> tuple[str, ...]:
-    """Return the names of a model's inputs, with or without the features of related tasks."""
-    return FEATURE_NAMES if related else FEATURE_NAMES[:FIRST_RELATED]

@@ -12,6 +12,7 @@ from reclaim.data.core.parallel import THREADS
 from reclaim.data.dataset import Dataset, rows_of_tasks
 from reclaim.data.errors import ConfigError, SchemaError
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import PERIODS
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
@@ -50,7 +51,7 @@ def feature_table(
     SchemaError
         A name is unknown.
     """
-    there = list(features.names)
+    there = list(FEATURE_NAMES)
     targets = {f"{t}_{h}s": (i, j) for i, t in enumerate(TARGETS) for j, h in enumerate(HORIZONS_S)}
     ooms = {f"oom_{h}s": j for j, h in enumerate(HORIZONS_S)}
     chosen = there if names is None else list(names)

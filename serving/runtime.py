@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.parallel import THREADS
-from reclaim.data.errors import ModelError, StoreError
+from reclaim.data.errors import StoreError
 from reclaim.data.schema import DAY_US
 from reclaim.serving.answers.encode import cell_prices, machine_margins
 from reclaim.serving.answers.machine_sums import CellTotals
@@ -77,7 +77,7 @@ class Runtime:
         model = self.keeper.load()
         warm_up(model, settings)
         clock = CellClock(settings, lambda: time.time_ns() // 1_000)
-        self.tracker = Tracker(settings, clock, THREADS, related=model.bundle.related)
+        self.tracker = Tracker(settings, clock, THREADS)
         self._totals = CellTotals(self.tracker, settings)
         self.store, self._store_error = self._open_store()
         self.writer = Writer(
@@ -137,19 +137,15 @@ class Runtime:
 
     def state_info(self) -> StateInfo:
         """Return the sizes and the condition of the service's memory."""
-        tracker, store, groups = self.tracker, self.store, self.tracker.groups
+        tracker, store = self.tracker, self.store
         snapshotter = self.writer.snapshotter
         saved = None if snapshotter is None else snapshotter.saved_at
         return StateInfo(
             tracked=len(tracker),
             collections_without_estimation=tracker.n_opted_out,
             clock_us=None if tracker.clock_us < 0 else tracker.clock_us,
-            bytes=len(tracker) * tracker.bytes_per_task + groups.nbytes,
+            bytes=len(tracker) * tracker.bytes_per_task,
             bytes_per_task=tracker.bytes_per_task,
-            collections=groups.kept.get("sibling", 0),
-            names=groups.kept.get("name", 0),
-            users=groups.kept.get("user", 0),
-            related_bytes=groups.nbytes,
             durable=store is not None,
             store=self._store_status,
             notes=[] if store is None else list(store.recovered.notes),
@@ -230,22 +226,11 @@ class Runtime:
         self._warned_of_units["cell"] = apart is not None
 
     def _promote(self, model: LoadedModel) -> None:
-        self._check_features(model)
         self.writer.promote(self._scorer(model))
         self.metrics.promotion("promoted")
 
     def _set_shadow(self, model: LoadedModel | None) -> None:
-        if model is not None:
-            self._check_features(model)
         self.writer.shadow(None if model is None else self._scorer(model))
-
-    def _check_features(self, model: LoadedModel) -> None:
-        """Raise ModelError where the state lacks some of the model's features."""
-        if model.bundle.related and not self.tracker.related:
-            raise ModelError(
-                "it reads the features of related tasks, which this state lacks: start the service with that model and "
-                "another --state folder, or train on features built with related=false"
-            )
 
     def _shown(self) -> Shown:
         """Return the values that are read when Prometheus asks."""
@@ -267,8 +252,6 @@ class Runtime:
             "tasks_tracked": float(info.tracked),
             "tasks_room": float(self.settings.max_tracked - info.tracked),
             "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
-            "related_groups": {("collection",): info.collections, ("name",): info.names, ("user",): info.users},
-            "related_forgotten_total": float(self.tracker.groups.forgotten),
             "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,
             "snapshot_duration_seconds": float("nan")
             if self.writer.snapshotter is None

@@ -62,7 +62,7 @@ def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     answer(model, parse_request(_STATELESS), settings)
     answer_histories(model, bytes(write_table(_histories())), CellQuery(), settings, metrics, THREADS)
     scorer = Scorer(model, settings.cell, THREADS)
-    tracker = Tracker(settings, CellClock(settings, lambda: end_us), THREADS, related=model.bundle.related)
+    tracker = Tracker(settings, CellClock(settings, lambda: end_us), THREADS)
     writer = Writer(tracker, None, metrics, watch, settings)
     writer.start(scorer)
     while writer.state == "recovering":

@@ -186,26 +186,16 @@ def bucket(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.fixture(scope="session")
 def bundle() -> Bundle:
     """Return a small network whose answers depend on every feature; drawn, not fitted."""
-    return _drawn_bundle(related=False)
-
-
-@pytest.fixture(scope="session")
-def related_bundle() -> Bundle:
-    """Return one like ``bundle`` that reads the features of related tasks, too."""
-    return _drawn_bundle(related=True)
-
-
-def _drawn_bundle(*, related: bool) -> Bundle:
     import torch
 
-    from reclaim.features.registry import feature_names
+    from reclaim.features.registry import N_FEATURES
     from reclaim.features.targets import HORIZONS_S, TARGETS
     from reclaim.training.models.forecaster import NetworkForecaster
     from reclaim.training.models.network import Scaling, SurvivalNetwork
 
     generator = torch.Generator().manual_seed(7)
     network = SurvivalNetwork(
-        Scaling(*(torch.full((len(feature_names(related=related)),), v) for v in (0.3, 1.0, -8.0, 8.0))),
+        Scaling(*(torch.full((N_FEATURES,), v) for v in (0.3, 1.0, -8.0, 8.0))),
         n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), width=32, depth=2,
     )  # fmt: skip
     network.initialise(generator)
@@ -219,7 +209,6 @@ def _drawn_bundle(*, related: bool) -> Bundle:
         mean_limit=(1.0, 1.0),
         prices=three_prices(Price("baseline", (12.0, 6.0)), Price("aggressive", (1.5, 0.75))),
         dataset_fingerprint="0" * 64,
-        related=related,
         trained={
             "violation": {
                 name: dict(zip(RESOURCES, rates, strict=True))

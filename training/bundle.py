@@ -18,7 +18,7 @@ from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 from reclaim.features.groups import TIER_LABELS
-from reclaim.features.registry import PIPELINE_VERSION, feature_names
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.registry import LEARNED, imported
 from reclaim.training.machines.curve import MachineCurve
@@ -65,8 +65,6 @@ class Bundle:
         Of the dataset it was trained on.
     mean_limit : tuple of float, in the order ``schema.RESOURCES``
         Of that dataset's tasks, in its unit; NaN unknown.
-    related : bool
-        Whether it reads the features of related tasks, too (``features.build.FeatureConfig``).
     machines : mapping of int to Curves
         Curves of machines for each horizon, in seconds; of a horizon that is missing, those of no peak seen.
     pipeline_version : str
@@ -88,7 +86,6 @@ class Bundle:
     prices: Mapping[str, Price]
     dataset_fingerprint: str
     mean_limit: tuple[float, ...] = UNKNOWN_LIMITS
-    related: bool = False
     machines: Mapping[int, Curves] = field(default_factory=dict)
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
@@ -125,11 +122,6 @@ class Bundle:
             "reservations are too low or too high then; give amounts in the unit of that dataset, or train on this cell"
         )
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the inputs, in order."""
-        return feature_names(related=self.related)
-
     def bare_estimator(
         self,
         *,
@@ -154,7 +146,7 @@ class Bundle:
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
         return ForecastEstimator(
-            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related, own_price=self.portable,
+            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, own_price=self.portable,
             earlier=self._earlier(dataset),
         )  # fmt: skip
 
@@ -176,9 +168,7 @@ class Bundle:
         """Return the guarded estimator at the price of a margin, with fresh state; ConfigError for an unknown name."""
         if margin not in self.prices:
             raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.prices)}")
-        priced = ForecastEstimator(
-            self.forecaster, self.horizon_s, self.prices[margin], self.mean_limit, cell, related=self.related
-        )
+        priced = ForecastEstimator(self.forecaster, self.horizon_s, self.prices[margin], self.mean_limit, cell)
         return Guarded(priced, NO_MARGIN)
 
 
@@ -198,7 +188,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "mean_limit": _named([limit if math.isfinite(limit) else None for limit in bundle.mean_limit]),
         "machines": {str(h): _named([asdict(c) for c in curves]) for h, curves in bundle.machines.items()},
         "pipeline_version": bundle.pipeline_version,
-        "features": list(bundle.features),
+        "features": list(FEATURE_NAMES),
         "dataset_fingerprint": bundle.dataset_fingerprint,
         "trained": dict(bundle.trained),
     }
@@ -216,7 +206,7 @@ def load_bundle(folder: Path) -> Bundle:
     Raises
     ------
     OtherReleaseError
-        Its format is unknown, or it was made for another feature pipeline.
+        Its format is unknown, or it was made for another feature pipeline or of other features.
     ModelError
         The folder holds none, or its files are damaged or of another release.
     """
@@ -247,6 +237,11 @@ def _load(folder: Path) -> Bundle:
             f"{folder}: the model was made by feature pipeline {facts['pipeline_version']}, this is "
             f"{present}; run `reclaim features` and `reclaim train` again, or install the release it came from"
         )
+    if not LEARNED[facts["kind"]].portable and facts["features"] != list(FEATURE_NAMES):  # a portable one names its own
+        raise OtherReleaseError(
+            f"{folder}: the model reads {len(facts['features'])} features that are not the {N_FEATURES} of this "
+            "release; run `reclaim features` and `reclaim train` again, or install the release it came from"
+        )
     kind, held_out = imported(LEARNED[facts["kind"]].forecaster), folder / _HELD_OUT
     return Bundle(
         kind=facts["kind"],
@@ -256,7 +251,6 @@ def _load(folder: Path) -> Bundle:
         prices={name: _price_of(name, facts["prices"][name], facts["prices_given"]) for name in MARGIN_NAMES},
         dataset_fingerprint=facts["dataset_fingerprint"],
         mean_limit=tuple(math.nan if (v := facts["mean_limit"][r]) is None else v for r in RESOURCES),
-        related=facts["features"] == list(feature_names(related=True)),
         machines={int(h): tuple(_curve_of(of[r]) for r in RESOURCES) for h, of in facts["machines"].items()},
         pipeline_version=facts["pipeline_version"],
         trained=facts["trained"],
@@ -334,7 +328,7 @@ class BundleModel:
         """Return one row of quantiles (over the limit) and OOM probabilities for each row of features."""
         import pandas as pd
 
-        x = model_input[list(self.bundle.features)].to_numpy(np.float32)
+        x = model_input[list(FEATURE_NAMES)].to_numpy(np.float32)
         forecast = self.bundle.forecaster.predict(x)
         values = np.concatenate([forecast.quantiles.reshape(len(x), -1), forecast.oom_probability], axis=1)
         return pd.DataFrame(values, columns=output_names(self.bundle.forecaster), index=model_input.index)

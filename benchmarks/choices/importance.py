@@ -4,9 +4,7 @@
 
 A network is fitted on training rows. Then, among validation rows, a feature's values are permuted, and the CRPS of its
 curves rises by as much as the forecast rested on it: importance is the rise over the loss, the mean of the repeats. A
-feature looks unimportant where others carry the same. So groups are permuted together, too, and the network is fitted
-again without the features of other tasks (siblings, earlier runs), compared on all validation rows and on those of
-young tasks; the interval is a bootstrap over tasks.
+feature looks unimportant where others carry the same. So groups are permuted together, too.
 
 Breiman, "Random Forests", Machine Learning 2001 (permutation importance).
 """
@@ -17,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +30,6 @@ from numpy.typing import NDArray
 from reclaim.data.core.style import STYLE
 from reclaim.data.dataset import Dataset
 from reclaim.features.build import FeatureConfig, build_features
-from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.evaluation.importance import (
@@ -47,19 +43,14 @@ from reclaim.training.evaluation.importance import (
 )
 from reclaim.training.fitting.network import fit_network
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.survival import crps
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig
 
 HORIZON_S = 3_600
 CONFIG = FitConfig()
 THREADS = 2
-YOUNG = {"all": 1e9, "first hour": 12, "first 15 minutes": 3}
-"""Validation rows of tasks of which no more windows than this had been seen."""
-OTHERS = ("siblings", "earlier runs")
 _H = HORIZONS_S.index(HORIZON_S)
 _TOP = 10
-_RESAMPLES = 500
 
 
 def main() -> None:
@@ -92,8 +83,8 @@ def main() -> None:
 def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]:
     """Return and print everything about one dataset."""
     rng = np.random.default_rng(seed)
-    features, _ = build_features(Dataset.open(path), FeatureConfig(related=True))
-    groups = columns_by_group(features.names)
+    features, _ = build_features(Dataset.open(path), FeatureConfig(rows="all"))
+    groups = columns_by_group(FEATURE_NAMES)
     train, valid = _draw_rows(features.train_rows(), CONFIG.max_samples, rng), features.valid_rows()
     y = features.targets(valid)[0][:, :, _H]
     known = np.isfinite(y).any(axis=1)
@@ -101,7 +92,8 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
     rows = Rows(features.x[train], *features.targets(train))
     chosen = _draw_rows(valid, CONFIG.max_valid_samples, rng)
     rows_of_valid = Rows(features.x[chosen], *features.targets(chosen))
-    model = _fit(rows, rows_of_valid, (), seed)
+    fitted = fit_network(rows, rows_of_valid, CONFIG, seed=seed)
+    model = NetworkForecaster.of(fitted.network, fitted.heads)
 
     def dealt(columns: Columns) -> Importance:
         return permutation_importance(
@@ -109,7 +101,7 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
             rows=n_rows, repeats=repeats, seed=seed, threads=THREADS,
         )  # fmt: skip
 
-    single, together = dealt(columns_alone(features.names)), dealt(groups)
+    single, together = dealt(columns_alone(FEATURE_NAMES)), dealt(groups)
     grouped = {name: {"features": len(groups[name]), **rises} for name, rises in together.to_dict().items()}
     result: dict[str, Any] = {
         "dataset": path.name,
@@ -120,7 +112,6 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
         "features": single.to_dict(),
         "top": {target: _top(single.to_dict(), target) for target in ("mean", *TARGETS)},
         "groups": grouped,
-        "without_others": _ablation(features, (rows, rows_of_valid), model, valid, y, seed),
     }
     _print(result)
     return result
@@ -128,54 +119,6 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
 
 def _draw_rows(rows: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return np.sort(rng.choice(rows, min(n, len(rows)), replace=False))
-
-
-def _fit(train: Rows, valid: Rows, hidden: Sequence[int], seed: int) -> NetworkForecaster:
-    result = fit_network(train, valid, CONFIG, seed=seed, hidden=hidden)
-    return NetworkForecaster.of(result.network, result.heads)
-
-
-def _losses(model: NetworkForecaster, x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the CRPS of each row and target; NaN unknown; shape (n, n_targets)."""
-    forecast = model.predict(x, HORIZON_S)
-    return crps(forecast.survival, forecast.thresholds, y[:, :, None])[..., 0]
-
-
-def _ablation(
-    features: FeatureSet, fitted_on: tuple[Rows, Rows], model: NetworkForecaster, valid: NDArray[np.int64],
-    y: NDArray[np.float32], seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the rise of the loss of a model fitted without the features of other tasks."""
-    columns = [k for group in OTHERS for k in columns_by_group(features.names).get(group, [])]
-    without = _fit(*fitted_on, columns, seed)
-    x = features.x[valid]
-    losses, losses_without = _losses(model, x, y), _losses(without, x, y)
-    windows = 2.0 ** x[:, FEATURE_NAMES.index("seen")] - 1.0
-    result = {}
-    for name, most in YOUNG.items():
-        young = windows < most + 0.5
-        task = np.unique(features.first[valid[young]], return_inverse=True)[1]
-        sums = [_task_sums(task, loss[young]) for loss in (losses, losses_without)]
-        rise = _rise(sums[0].sum(axis=0), sums[1].sum(axis=0))
-        rng = np.random.default_rng(seed)
-        n = len(sums[0])
-        again = [_rise(sums[0][pick].sum(axis=0), sums[1][pick].sum(axis=0))
-                 for pick in (rng.integers(0, n, n) for _ in range(_RESAMPLES if n else 0))]  # fmt: skip
-        low, high = np.percentile([one.mean() for one in again], [2.5, 97.5]) if again else (np.nan, np.nan)
-        interval = [round(float(low), 4), round(float(high), 4)]
-        result[name] = {"rows": int(young.sum()), "tasks": n, **_named(rise), "mean_95": interval}
-    return result
-
-
-def _task_sums(task: NDArray[np.intp], losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sum of known losses of each task and target; shape (n_tasks, n_targets)."""
-    sums = np.zeros((task.max(initial=-1) + 1, losses.shape[1]))
-    np.add.at(sums, task, np.nan_to_num(losses))
-    return sums
-
-
-def _rise(before: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
-    return after / np.where(before > 0, before, np.nan) - 1.0
 
 
 def _named(values: NDArray[np.float64]) -> dict[str, float]:
@@ -199,10 +142,6 @@ def _print(result: dict[str, Any]) -> None:
         print(f"{name:28s} {group_of(name):18s}", " ".join(f"{result['features'][name][t]:9.2%}" for t in targets))
     for name, line in result["groups"].items():
         print(f"{name:28s} {line['features']:<18d}", " ".join(f"{line[t]:9.2%}" for t in targets))
-    for name, line in result["without_others"].items():
-        low, high = line["mean_95"]
-        print(f"{'fitted without others, ' + name:40s} {line['rows']:6d}", " ".join(f"{line[t]:9.2%}" for t in targets),
-              f"[{low:.2%}, {high:.2%}]")  # fmt: skip
 
 
 def _bars(bars: dict[str, dict[str, float]], result: dict[str, Any]) -> Importance:

@@ -54,7 +54,7 @@ def compare(path: Path, threads: int) -> dict[str, object]:
     windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
     task = windows.task_numbers()
     x_of_batch = np.concatenate([_all_rows(features, bucket, threads) for bucket in range(dataset.n_buckets)])
-    state = FeatureState(features.folding.cell, threads, related=features.related)
+    state = FeatureState(features.folding.cell, threads)
     slot = (known_by(windows) - 1) // (SLOT_S * 1_000_000)
     order = np.argsort(slot, kind="stable")  # a task's own rows stay in their order
     equal = 0

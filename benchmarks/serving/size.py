@@ -158,7 +158,7 @@ def _save(model: str, folder: Path) -> None:
     """Save a snapshot of the state in a folder; no thread writes, so that nothing is copied."""
     place, settings = find_model(model), ServingSettings(clock="trace", max_tracked=2**31)
     loaded = LoadedModel(place.name, place.version, model, load_bundle(place.folder))
-    tracker = Tracker(settings, CellClock(settings, lambda: 0), THREADS, related=loaded.bundle.related)
+    tracker = Tracker(settings, CellClock(settings, lambda: 0), THREADS)
     store = Store.open(_cell(folder), state_version=FORMAT)
     replay_log(store, tracker, settings, Scorer(loaded, settings.cell, THREADS), THREADS)
     store.save(store.roll(), tracker.memory(lambda array: array), facts_of(settings))

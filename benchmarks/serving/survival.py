@@ -101,7 +101,7 @@ class Service:
     def __init__(self, folder: Path, scorer: Scorer, snapshot_mib: int = 2**20) -> None:
         settings = SETTINGS.model_copy(update={"snapshot_mib": snapshot_mib})
         clock = CellClock(settings, lambda: -1, passed_s=lambda: 0.0)
-        self.tracker = Tracker(settings, clock, related=scorer.model.bundle.related)
+        self.tracker = Tracker(settings, clock)
         self.store = Store.open(folder, state_version=FORMAT, sync=False)
         self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), settings)
         self.writer.start(scorer)

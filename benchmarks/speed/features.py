@@ -65,7 +65,7 @@ _APART_US = 400 * 86_400 * _S_US
 _PRIME, _TICKS = 30, 5
 _THIS = (sys.executable, "-m", "benchmarks.speed.features")
 """Runs a contender in a process of its own."""
-_TASKS_PER_COLLECTION, _COLLECTIONS_PER_USER = 25, 40
+_TASKS_PER_COLLECTION = 25
 
 
 def main() -> None:
@@ -288,8 +288,7 @@ def _live(_: Path, tasks: int) -> None:
     shape = np.linspace(0.4, 1.6, len(LEVELS), dtype=np.float32)
     blank = replace(
         empty_windows(tasks), collection_id=collection, instance_index=slot % _TASKS_PER_COLLECTION,
-        user=collection // _COLLECTIONS_PER_USER, name=collection // 4, limit=np.ones((tasks, 2)),
-        scheduled_us=np.zeros(tasks, np.int64), tier=(collection % 5).astype(np.int8),
+        limit=np.ones((tasks, 2)), scheduled_us=np.zeros(tasks, np.int64), tier=(collection % 5).astype(np.int8),
         scheduling_class=(collection % 4).astype(np.int8),
     )  # fmt: skip
     state = FeatureState(Cell(), threads=_THREADS)
@@ -348,10 +347,11 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
 
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
+    from reclaim.features.registry import FEATURE_NAMES
 
     dataset = Dataset.open(work / "dataset")
     features, _ = build_features(dataset, FeatureConfig(rows="all"))
-    x, names = features.x, features.names
+    x, names = features.x, FEATURE_NAMES
     keys = pd.concat([dataset.usage(bucket, _KEY).to_pandas() for bucket in range(dataset.n_buckets)])
     ours = keys.reset_index(drop=True).reset_index(names="row").drop_duplicates(_KEY, keep=False)
     shares: dict[str, dict[str, float]] = {}
@@ -369,9 +369,9 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
 def _width(work: Path, name: str) -> int:
     """Return the number of features that a contender wrote for each row."""
     if name in ROWS:
-        from reclaim.features.registry import feature_names
+        from reclaim.features.registry import N_FEATURES
 
-        return len(feature_names(related=False))
+        return N_FEATURES
     import pyarrow.parquet as pq
 
     return len(pq.read_schema(next((work / name).glob("*.parquet")))) - len(_KEY)

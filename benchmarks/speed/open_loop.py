@@ -50,6 +50,7 @@ from reclaim.data.windows import (
     what_is_judged,
 )
 from reclaim.features.groups import known_seconds
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.splits import TEST, VALID
 from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
@@ -205,7 +206,7 @@ def _of_machines(period: Period, guards: Guards, bare: Bare, calls: int) -> Iter
 def _learned(made: Windows, folder: Path) -> Line:
     rng, windows = np.random.default_rng(4), _repeated(made, -(-STORED_ROWS // len(made))).take(slice(0, STORED_ROWS))
     bundle = load_bundle(folder)
-    x = rng.uniform(size=(STORED_ROWS, len(bundle.features))).astype(np.float32)
+    x = rng.uniform(size=(STORED_ROWS, N_FEATURES)).astype(np.float32)
     estimator = bundle.bare_estimator(horizon_s=HORIZON_S, mean_limit=(0.5, 0.5))
     return f"scores of {bundle.kind}", STORED_ROWS, _best(lambda: answer_folded(estimator, x, windows), 2)
 

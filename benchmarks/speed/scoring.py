@@ -42,8 +42,6 @@ def drawn(n_tasks: int, longest: int, seed: int = 0) -> Windows:
     windows = empty_windows(len(task))
     windows.collection_id[:] = task // TASKS_PER_COLLECTION
     windows.instance_index[:] = task
-    windows.user[:] = windows.collection_id * 7_919 % 500
-    windows.name[:] = windows.collection_id * 31 % 8_000
     windows.start_us[:] = (2 + np.arange(len(task)) - np.repeat(np.cumsum(length) - length, length)) * SLOT_US
     windows.end_us[:] = windows.start_us + SLOT_US
     windows.scheduled_us[:] = SLOT_US
@@ -73,7 +71,7 @@ def cases_of(bundle: Bundle, cell: Windows, threads: int) -> dict[str, tuple[Cal
     estimator = bundle.estimator("medium").base
     assert isinstance(estimator, ForecastEstimator)
     one = drawn(1, 1)
-    x, of_one = (features_of_histories(w, threads=threads, related=bundle.related) for w in (cell, one))
+    x, of_one = (features_of_histories(w, threads=threads) for w in (cell, one))
     scorer, slot = Scorer(LoadedModel("model", "1", "model", bundle), Cell(), threads), np.zeros(1, np.int64)
     return {
         "one task, from its window, by a fresh estimator": (lambda: bundle.estimator("medium").update(slot, one), 300),
@@ -110,11 +108,8 @@ def main() -> None:
     for what, (_, tries) in cases[0].items():
         lines.append({"what": what, **timing([of[what][0] for of in cases], tries)})
         print(json.dumps(lines[-1]), flush=True)
-    related = bundles[0].related
     what = f"features after {len(histories)} windows of {asked.tasks} tasks"
-    lines.append(
-        {"what": what, **timing([lambda: features_of_histories(histories, threads=asked.threads, related=related)], 5)}
-    )
+    lines.append({"what": what, **timing([lambda: features_of_histories(histories, threads=asked.threads)], 5)})
     print(json.dumps(lines[-1]), flush=True)
     if asked.out is not None:
         results = {

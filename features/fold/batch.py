@@ -15,11 +15,10 @@ from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.state import memory_of, state_of
 from reclaim.data.windows import Cell, Windows, demand, peak_cpu
 from reclaim.features.fold.collection_ooms import CollectionOoms
-from reclaim.features.fold.related import RelatedState
 from reclaim.features.fold.task_read import write
-from reclaim.features.fold.task_record import N_SIGNALS, STATE, FoldColumns
-from reclaim.features.fold.task_update import N_LEVELS, publish_to_group, take, take_life
-from reclaim.features.registry import feature_names
+from reclaim.features.fold.task_record import STATE, FoldColumns
+from reclaim.features.fold.task_update import N_LEVELS, publish, take, take_life
+from reclaim.features.registry import N_FEATURES
 
 _BLOCK_BITS: Final = 6
 """Log2 of how many neighbouring slots go to the same thread: taken one by one in turn, two threads wrote into the same
@@ -35,17 +34,13 @@ class FeatureState:
         What the tasks' cell is like as a whole.
     threads : int
         Threads for large calls; the numbers do not depend on it.
-    related : bool
-        Whether a row has the features of related tasks, too.
     """
 
-    def __init__(self, cell: Cell = Cell(), threads: int = 1, *, related: bool = False) -> None:  # noqa: B008 - frozen
+    def __init__(self, cell: Cell = Cell(), threads: int = 1) -> None:  # noqa: B008 - frozen
         self._cell = cell
         self._threads = threads
         self._state = np.zeros(0, STATE)
         self._collections = CollectionOoms()
-        self._related = RelatedState(threads) if related else None
-        self._width = len(feature_names(related=related))
 
     def advance(self, slot: NDArray[np.int64], windows: Windows) -> NDArray[np.float32]:
         """Take windows and return the features right after each; float32, shape (n, n_features).
@@ -65,21 +60,18 @@ class FeatureState:
         if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
             raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
         self._state = room_for(self._state, int(slot.max(initial=-1)) + 1)
-        out = np.empty((len(windows), self._width), np.float32)
-        moment, died, share = room_to_publish(len(windows), self._related is not None)
+        out = np.empty((len(windows), N_FEATURES), np.float32)
+        moment, died = np.empty(len(windows), np.int32), np.empty(len(windows), np.int32)
         columns, (task,) = fold_columns(windows), lent(slot)
         largest, monday_us = np.array(self._cell.largest_machine), self._cell.monday_us
 
         def advance(part: int, parts: int) -> None:
             _advance(
-                self._state, task, part, parts, columns, largest, monday_us, out, moment, died, share,
-                np.empty(N_LEVELS),
+                self._state, task, part, parts, columns, largest, monday_us, out, moment, died, np.empty(N_LEVELS)
             )  # fmt: skip
 
         in_parts(advance, len(windows), self._threads)
         self._collections.advance(windows.collection_id, moment, died, out)
-        if self._related is not None:
-            self._related.advance(slot, windows, moment, share, out)
         return out
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -97,27 +89,23 @@ class FeatureState:
         memory = memory_of(self._made_by, self._memory(), state)
         self._state = memory["task"]
         self._collections.recall(memory)
-        if self._related is not None:
-            self._related.recall(memory)
 
     def _memory(self) -> dict[str, NDArray[Any]]:
-        related = {} if self._related is None else self._related.memory()
-        return {"task": self._state, **self._collections.memory(), **related}
+        return {"task": self._state, **self._collections.memory()}
 
     @property
     def _made_by(self) -> str:
-        return made_by(self._cell, related=self._related is not None)
+        return made_by(self._cell)
 
 
-def made_by(cell: Cell, *, related: bool) -> str:
-    """Return what memory of features is marked by: the cell and the choice of features."""
+def made_by(cell: Cell) -> str:
+    """Return what memory of features is marked by: the cell.
+
+    It ends as it did when features of related tasks were a choice, so that memory of those who had not chosen them goes
+    on.
+    """
     machine = ", ".join(str(float(most)) for most in cell.largest_machine)
-    return f"features(largest_machine=({machine}), monday_us={cell.monday_us}, related={related})"
-
-
-def room_to_publish(n: int, related: bool) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Return uninitialised ``moment`` and ``died`` (n,) and ``share`` (n, n_signals), which may be empty."""
-    return np.empty(n, np.int32), np.empty(n, np.int32), np.empty((n if related else 0, N_SIGNALS), np.int32)
+    return f"features(largest_machine=({machine}), monday_us={cell.monday_us}, related=False)"
 
 
 def fold_columns(windows: Windows) -> FoldColumns:
@@ -135,7 +123,6 @@ def fold_tasks(
     known_us: NDArray[np.int64],
     moment: NDArray[np.int32],
     died: NDArray[np.int32],
-    share: NDArray[np.int32],
     place: NDArray[np.int64] | None = None,
 ) -> None:
     """Fold whole histories, task by task in one record, and write what ``FeatureState`` would give after each window.
@@ -148,18 +135,18 @@ def fold_tasks(
         ``windows.task_starts()``.
     cell : Cell
     x : float32, shape (m, n_features)
-        Its first ``FIRST_RELATED`` columns are written, those of the collection as of one without a history.
+        Written; the features of the collection as of one without a history.
     known_us : int64, shape (n,)
         End of the last window taken: what t is at the row, its own window's end unless that came late.
-    moment, died, share : int32, shapes (n,), (n,) and (n, n_signals)
-        Slot of the clock, out-of-memory ends, and the signals for ``related``, where there is room for them.
+    moment, died : int32, shape (n,)
+        Slot of the clock, and out-of-memory ends, as for ``CollectionOoms.advance``; written.
     place : int64, shape (n,), or None
         Row of ``x`` for each window, below 0 for one whose features are not asked for; None: its own.
     """
     place = np.arange(len(windows)) if place is None else place
     _fold_tasks(
         np.zeros(2, STATE), starts, fold_columns(windows), np.array(cell.largest_machine), cell.monday_us,
-        *lent(place), x, known_us, moment, died, share, np.empty(N_LEVELS),
+        *lent(place), x, known_us, moment, died, np.empty(N_LEVELS),
     )  # fmt: skip
 
 
@@ -175,7 +162,6 @@ def _advance(
     out: Any,  # (n, n_features) float32, written
     moment: Any,  # (n,) int32, written
     died: Any,  # (n,) int32, written
-    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:
     for i in range(len(slot)):
@@ -186,7 +172,7 @@ def _advance(
         if taken:
             take(s, columns, shape, i)
         write(s, columns, i, largest, monday_us, out, i)
-        publish_to_group(s, ooms, taken, columns, moment, died, share, i)
+        publish(s, ooms, taken, moment, died, i)
 
 
 @numba.njit(**LENT)
@@ -201,7 +187,6 @@ def _fold_tasks(
     known_us: Any,  # (n,) int64, written
     moment: Any,  # (n,) int32, written
     died: Any,  # (n,) int32, written
-    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:
     for task in range(len(starts) - 1):
@@ -218,5 +203,5 @@ def _fold_tasks(
                 take_life(s, columns, i)
             if place[i] >= 0:
                 write(s, columns, i, largest, monday_us, out, place[i])
-            publish_to_group(s, ooms, taken, columns, moment, died, share, i)
+            publish(s, ooms, taken, moment, died, i)
             known_us[i] = s.end_us

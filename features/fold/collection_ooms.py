@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import is_first, lent
 from reclaim.data.core.jit import LENT
 from reclaim.data.windows import Windows
-from reclaim.features.fold.related import Tasks
 from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, write_no_history
 from reclaim.features.fold.task_update import slots_of
 from reclaim.features.registry import AT, SLOT_S
@@ -227,29 +226,32 @@ class OomJournal(NamedTuple):
 
 
 def fold_collection_ooms(
-    tasks: Tasks, moment: NDArray[np.int32], died: NDArray[np.int32], out: NDArray[np.float32]
+    collection: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    moment: NDArray[np.int32],
+    died: NDArray[np.int32],
+    out: NDArray[np.float32],
 ) -> None:
     """Write the features of collections at the last row of each task: what ``CollectionOoms`` would, fed slot by slot.
 
     Parameters
     ----------
-    tasks : Tasks
-        In the order of their rows.
-    moment, died
-        Of all rows, as for ``CollectionOoms.advance``; the moments of a task never fall.
+    collection : int64, shape (n,)
+    starts : int64, shape (n_tasks + 1,)
+        ``windows.task_starts()``.
+    moment, died : int32, shape (n,)
+        As for ``CollectionOoms.advance``; the moments of a task never fall.
     out : float32, shape (n_tasks, n_features)
         As for ``OomJournal.write``.
     """
-    ends = np.flatnonzero(died >= 0)
-    met = np.unique(tasks.collection[np.searchsorted(tasks.start, ends, side="right") - 1])
-    mine = np.flatnonzero(np.isin(tasks.collection, met))
+    of_task = collection[starts[:-1]]
+    mine = np.flatnonzero(np.isin(of_task, np.unique(collection[died >= 0])))
     if not len(mine):
         return
-    length = tasks.stop[mine] - tasks.start[mine]
-    rows = np.arange(length.sum()) + np.repeat(tasks.start[mine] - np.cumsum(length) + length, length)
-    collection = np.repeat(tasks.collection[mine], length)
-    journal = OomJournal.of_rows(collection, moment[rows], died[rows])
-    journal.write(tasks.collection[mine], moment[tasks.stop[mine] - 1], out, mine)
+    length = np.diff(starts)[mine]
+    rows = np.arange(length.sum()) + np.repeat(starts[mine] - np.cumsum(length) + length, length)
+    journal = OomJournal.of_rows(collection[rows], moment[rows], died[rows])
+    journal.write(of_task[mine], moment[starts[mine + 1] - 1], out, mine)
 
 
 @numba.njit(**LENT)

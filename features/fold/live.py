@@ -20,7 +20,7 @@ from reclaim.data.core.parallel import in_parts, parts_of
 from reclaim.data.core.state import MADE_BY, adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
-from reclaim.features.fold.batch import fold_columns, made_by, room_to_publish
+from reclaim.features.fold.batch import fold_columns, made_by
 from reclaim.features.fold.collection_ooms import CollectionOoms
 from reclaim.features.fold.live_kernel import (
     LATE,
@@ -31,11 +31,9 @@ from reclaim.features.fold.live_kernel import (
     settle_all,
 )
 from reclaim.features.fold.live_record import KEPT, MOST_ROWS, ROW, Histograms, words_of
-from reclaim.features.fold.related import RelatedState
-from reclaim.features.fold.related_record import IDLE_SLOTS, MEMBER
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.fold.task_update import N_LEVELS
-from reclaim.features.registry import PIPELINE_VERSION, SLOT_S, feature_names
+from reclaim.features.registry import N_FEATURES, PIPELINE_VERSION, SLOT_S
 
 _SLOTS_A_DAY: Final = 86_400 // SLOT_S
 _OF_CELL: Final = re.compile(r"largest_machine=\([^)]*\), monday_us=-?\d+, ")
@@ -69,19 +67,10 @@ class TolerantState:
         Threads for large calls; the numbers do not depend on it.
     room : int
         Tasks for whom memory is set aside at once, which costs nothing until they come; more than that are copied.
-    related : bool
-        Whether a row has the features of related tasks, too; without them no name and no user is kept.
-    most_idle : int
-        Names, and users, without a task that are kept at most; beyond it those without a window for longest are
-        forgotten, before the days are over after which the past of each is.
     """
 
-    def __init__(
-        self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0, *, related: bool = False,
-        most_idle: int = 500_000,
-    ) -> None:  # fmt: skip
+    def __init__(self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0) -> None:
         self._cell = cell
-        self._with_related, self._most_idle = related, most_idle
         self._lateness_us = int(lateness_s * 1_000_000)
         self._threads = threads
         self._begin(room)
@@ -95,7 +84,6 @@ class TolerantState:
         self._held = np.zeros(late * PENDING, np.bool_)
         self._pending = blank_records((late * PENDING,), _PENDING)
         self._collections = CollectionOoms()
-        self._related = RelatedState(self._threads, most_idle=self._most_idle) if self._with_related else None
 
     def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
         """Return what each window is to its task as it stands, changing nothing; uint8, shape (n,).
@@ -152,16 +140,16 @@ class TolerantState:
         slots, edges = slot[order[first]], np.append(first, len(slot))
         n, k = len(slot), len(slots)
         self._make_room(int(slots[-1]) + 1 if k else 0)
-        x = np.empty((k, len(feature_names(related=self._with_related))), np.float32)
+        x = np.empty((k, N_FEATURES), np.float32)
         end_us, row, refused = np.empty(k, np.int64), np.empty(k, np.int64), np.zeros(k, np.bool_)
-        place, (moment, died, share) = np.empty(n, np.int64), room_to_publish(n, self._with_related)
+        place, moment, died = np.empty(n, np.int64), np.empty(n, np.int32), np.empty(n, np.int32)
         columns, largest = fold_columns(windows), np.array(self._cell.largest_machine)
 
         def advance(low: int, high: int, *rows: NDArray[Any]) -> int:
             room = np.zeros(2, STATE)
             done: int = advance_tasks(
                 *rows, self._held, self._pending, room, words_of(room), slots, edges, order, low, high, columns,
-                self._lateness_us, largest, self._cell.monday_us, x, end_us, row, refused, place, moment, died, share,
+                self._lateness_us, largest, self._cell.monday_us, x, end_us, row, refused, place, moment, died,
                 np.empty(N_LEVELS),
             )  # fmt: skip
             return done
@@ -174,10 +162,6 @@ class TolerantState:
         if day > self._day:
             self._day = day
             self._collections.drop_idle(day * _SLOTS_A_DAY)
-            if self._related is not None:
-                self._related.drop_idle(day * _SLOTS_A_DAY - IDLE_SLOTS)
-        if self._related is not None:
-            self._related.advance(slot, windows, moment, share, x, order, place)
         return slots, x, end_us, row
 
     def _in_rounds(self, work: Callable[..., int], n: int) -> None:
@@ -201,15 +185,13 @@ class TolerantState:
         begun[part] = work(begun[part], ends[part], words_of(records), records, rows, stacks[part], taken[part])
 
     def forget(self, slots: Slots) -> None:
-        """Release the slots of tasks that have ended; their past still counts for related tasks."""
+        """Release the slots of tasks that have ended; their ends out of memory still count for their collections."""
         slots = slots[slots < self._tasks]
         numbers = self._settled["rows"][slots].reshape(-1)
         self._histograms.release(numbers[numbers > 0])
         blank_rows(self._settled, slots)
         if self._lateness_us:
             self._held.reshape(-1, PENDING)[slots] = False
-        if self._related is not None:
-            self._related.forget(slots)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return all that is remembered, by name; lent, not copied: the next ``advance`` or ``forget`` changes it.
@@ -217,7 +199,6 @@ class TolerantState:
         Records are copied fast only as bytes (``data.core.arrays.raw``).
         """
         late = self._tasks * PENDING if self._lateness_us else 0
-        related = {} if self._related is None else self._related.memory()
         octaves, free = self._histograms.memory()
         return {
             MADE_BY: np.array(self._made_by),
@@ -228,7 +209,6 @@ class TolerantState:
             "held": self._held[:late],
             "pending": self._pending[:late],
             **self._collections.memory(),
-            **{name: a[: self._tasks] if name == "member" else a for name, a in related.items()},
         }
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
@@ -240,12 +220,12 @@ class TolerantState:
         Raises
         ------
         ConfigError
-            It was made by other code, or with another choice of features.
+            It was made by other code.
         """
         theirs = str(memory[MADE_BY]) if MADE_BY in memory else "something unknown"
         if _OF_CELL.sub("", theirs) != _OF_CELL.sub("", self._made_by):
             raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
-        like = TolerantState(self._cell, 0.0, related=self._with_related).memory()  # what each array must look like
+        like = TolerantState(self._cell, 0.0).memory()  # what each array must look like
         ours = {name: adopt(name, array, memory) for name, array in like.items() if name != MADE_BY}
         self._begin(0)
         self._settled, self._day = ours["task"], int(ours["day"])
@@ -263,23 +243,16 @@ class TolerantState:
             self._in_rounds(settle, len(self._settled))
         self._make_room(len(self._settled))
         self._collections.recall(ours)
-        if self._related is not None:
-            self._related.recall(ours)
 
     @property
     def bytes_per_task(self) -> int:
-        """Bytes that a task takes, without its share of what is kept of its collection, name and user.
+        """Bytes that a task takes, without its share of what is kept of its collection.
 
         Histograms count with their mean.
         """
         late = PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
         of_histograms = len(self._histograms) * ROW.itemsize // max(self._tasks, 1)
-        return KEPT.itemsize + of_histograms + (MEMBER.itemsize if self._with_related else 0) + late
-
-    @property
-    def related(self) -> RelatedState | None:
-        """Groups of related tasks; None without their features."""
-        return self._related
+        return KEPT.itemsize + of_histograms + late
 
     def _make_room(self, tasks: int) -> None:
         self._tasks = max(self._tasks, tasks)
@@ -289,8 +262,7 @@ class TolerantState:
 
     @property
     def _made_by(self) -> str:
-        features = made_by(self._cell, related=self._with_related)
-        return f"tolerant {features} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
+        return f"tolerant {made_by(self._cell)} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
 
 
 def _check(slot: Slots, windows: Windows) -> None:

@@ -9,7 +9,7 @@ import numba
 from reclaim.data.core.jit import LENT, copy_row
 from reclaim.features.fold.live_record import MOST_ROWS, fetch, fetch_rows, pack, unpack
 from reclaim.features.fold.task_read import write
-from reclaim.features.fold.task_update import publish_to_group, take
+from reclaim.features.fold.task_update import publish, take
 from reclaim.features.registry import RECENT_WINDOWS
 
 NEW, LATE, REPEATED, TOO_LATE = range(4)
@@ -67,7 +67,6 @@ def advance_tasks(
     place: Any,  # (n,) int64, written
     moment: Any,  # (n,) int32, written
     died: Any,  # (n,) int32, written
-    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> int:
     """Take the rows of some tasks, each task's in time order, and write its own features after its last window.
@@ -90,7 +89,7 @@ def advance_tasks(
             pack(settled, room_words[1], kept, records, rows, task, free, taken)
             ooms = _take_held(settled, held, pending, task, shape)
             last_us[k], last_row[k], place[i] = settled.end_us, i, k
-            publish_to_group(settled, ooms, True, columns, moment, died, share, i)
+            publish(settled, ooms, True, moment, died, i)
             write(settled, columns, i, largest, monday_us, out, k)
             continue
         there = False  # whether s stands after all windows
@@ -117,7 +116,7 @@ def advance_tasks(
                 there = True
             if kind == NEW:
                 last_row[k] = i
-            publish_to_group(s, ooms, kind <= LATE, columns, moment, died, share, i)
+            publish(s, ooms, kind <= LATE, moment, died, i)
             place[i] = k
         pack(settled, room_words[1], kept, records, rows, task, free, taken)
         last_us[k] = s.end_us

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.windows import Cell, Windows
-from reclaim.features.fold.batch import fold_columns, room_to_publish
+from reclaim.features.fold.batch import fold_columns
 from reclaim.features.fold.collection_ooms import fold_collection_ooms
-from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import STATE
-from reclaim.features.fold.task_update import N_LEVELS, publish_to_group, take
-from reclaim.features.registry import feature_names
+from reclaim.features.fold.task_update import N_LEVELS, publish, take
+from reclaim.features.registry import N_FEATURES
 
 _TASKS_AT_ONCE: Final = 2_048
 """Tasks whose columns are made ready before they are folded: some MB, which a core's own cache nearly holds."""
@@ -27,8 +26,6 @@ def features_of_histories(
     windows: Windows,
     cell: Cell = Cell(),  # noqa: B008 - frozen
     threads: int = 1,
-    *,
-    related: bool = False,
 ) -> NDArray[np.float32]:
     """Return what a fresh ``FeatureState``, fed slot by slot of the clock, gives after the last window of each task.
 
@@ -36,12 +33,10 @@ def features_of_histories(
     ----------
     windows : Windows
         Sorted by task, then time. As ``FeatureState`` does it, one that ends no later than one before it changes
-        nothing, and all tasks of a collection have the user and the name of the earliest of them.
+        nothing.
     cell : Cell
     threads : int
         The numbers do not depend on it.
-    related : bool
-        Whether a row has the features of related tasks, too.
 
     Returns
     -------
@@ -50,8 +45,8 @@ def features_of_histories(
     """
     starts = windows.task_starts()
     n, n_tasks = len(windows), len(starts) - 1
-    x = np.empty((n_tasks, len(feature_names(related=related))), np.float32)
-    moment, died, share = room_to_publish(n, related)
+    x = np.empty((n_tasks, N_FEATURES), np.float32)
+    moment, died = np.empty(n, np.int32), np.empty(n, np.int32)
     largest = np.array(cell.largest_machine)
 
     def fold(part: int, parts: int) -> None:
@@ -61,15 +56,11 @@ def features_of_histories(
             rows = slice(mine[0], mine[-1])
             _fold_to_last(
                 state, mine - mine[0], fold_columns(windows.take(rows)), largest, cell.monday_us,
-                x[first : first + _TASKS_AT_ONCE], moment[rows], died[rows], share[rows], np.empty(N_LEVELS),
+                x[first : first + _TASKS_AT_ONCE], moment[rows], died[rows], np.empty(N_LEVELS),
             )  # fmt: skip
 
     in_parts(fold, n, threads)
-    first = starts[:-1]
-    tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, starts[1:])
-    fold_collection_ooms(tasks, moment, died, x)
-    if related:
-        fold_related(tasks, moment, share, x, threads, last_only=True)
+    fold_collection_ooms(windows.collection_id, starts, moment, died, x)
     return x
 
 
@@ -83,7 +74,6 @@ def _fold_to_last(
     out: Any,  # (n_tasks, n_features) float32, written
     moment: Any,  # (n,) int32, written
     died: Any,  # (n,) int32, written
-    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:
     for task in range(len(starts) - 1):
@@ -93,5 +83,5 @@ def _fold_to_last(
             taken, ooms = s.count == 0 or columns.end_us[i] > s.end_us, s.ooms
             if taken:
                 take(s, columns, shape, i)
-            publish_to_group(s, ooms, taken, columns, moment, died, share, i)
+            publish(s, ooms, taken, moment, died, i)
         write(s, columns, starts[task + 1] - 1, largest, monday_us, out, task)

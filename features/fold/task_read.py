@@ -26,9 +26,9 @@ from reclaim.features.fold.task_record import (
 from reclaim.features.fold.task_update import hour_of, resource_of
 from reclaim.features.registry import (
     AT,
-    FIRST_RELATED,
     FIRST_RESOURCE,
     LARGEST,
+    N_FEATURES,
     N_RESOURCE,
     N_STATISTICS,
     OF_RESOURCE,
@@ -129,7 +129,7 @@ def write(
         s, w.limit[row, 1], covered, trend, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i
     )
     write_oom(s, w.limit[row, 1], slopes, out, i)
-    for k in range(FIRST_RELATED):  # written whether changed or not: many at a time
+    for k in range(N_FEATURES):  # written whether changed or not: many at a time
         v = out[i, k]
         v = _LARGEST if v > _LARGEST else v
         out[i, k] = -_LARGEST if v < -_LARGEST else v

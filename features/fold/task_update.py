@@ -24,7 +24,6 @@ from reclaim.data.windows import (
     P100,
     PAGE_CACHE,
 )
-from reclaim.features.fold.related_record import SCALE
 from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, add_memory, end_run
 from reclaim.features.fold.task_record import (
     BIN_FIRST,
@@ -78,34 +77,26 @@ def resource_of(signal: int) -> int:
 
 
 def slots_of(known_us: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the slot of the clock that holds each time, as ``publish_to_group`` does; int32, shape (n,)."""
+    """Return the slot of the clock that holds each time, as ``publish`` does; int32, shape (n,)."""
     return np.clip((known_us - 1) // _SLOT_US, 0, _LAST_SLOT).astype(np.int32)
 
 
 @numba.njit(forceinline=True, **LENT)
-def publish_to_group(
+def publish(
     s: Any,  # a record of STATE
     ooms: int,
     taken: bool,
-    w: Any,  # FoldColumns, or records of the same fields
     moment: Any,  # (n,) int32, written
     died: Any,  # (n,) int32, written
-    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     i: int,
 ) -> None:
-    """Write what other tasks' features need of a window: its slot, an out-of-memory end of a run, and its signals.
+    """Write what the features of a collection need of a window: its slot, and an out-of-memory end of a run.
 
     ``ooms`` is how many such ends the record had before the window. ``died`` is the run's age in seconds where there is
-    one more. Signals are over the limit, in whole parts of ``SCALE``, -1 unknown, if ``share`` has a place for them.
+    one more.
     """
     moment[i] = min(max((s.end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
     died[i] = NOT_TAKEN if not taken else min(s.oom_age_us // 1_000_000, _LAST_SLOT) if s.ooms > ooms else LIVES
-    if len(share) == 0:
-        return
-    for j in range(N_SIGNALS):
-        limit = w.limit[i, resource_of(j)]
-        v = w.signals[i, j] / limit if limit > 0.0 else math.nan
-        share[i, j] = int(min(max(v, 0.0), 2000.0) * SCALE + 0.5) if taken and v == v else -1
 
 
 @numba.njit(**LENT)

@@ -201,7 +201,7 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
     ----------
     estimator : Estimator
         Without state so far; slots are the tasks' positions in ``windows``. A call has at most ``ROWS_PER_CALL`` rows,
-        so an estimator that reads related tasks is answered from kept features instead.
+        so an estimator that reads what a collection met is answered from kept features instead.
     windows : Windows
         Any number of whole tasks, each in time order.
 

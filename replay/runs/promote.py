@@ -138,7 +138,6 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
     models = {"candidate": candidate, "champion": champion}
     for name, bundle in models.items():
         for source in sources:
-            source.features.check_holds(related=bundle.related)
             _refuse_trained_on_validation(name, bundle, source)
     settings: Mapping[str, Any] = candidate.trained.get("settings", {})
     budgets = Budgets(**settings.get("budgets", {}))

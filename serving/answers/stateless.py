@@ -105,7 +105,7 @@ def cell_from_request(request: ReservationRequest) -> Cell:
 def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSettings) -> ReservationResponse:
     """Return the reservations of a fresh estimator at the end of each task's history.
 
-    One call passes all tasks to one estimator, which may use the past of one task for the features of related ones.
+    One call passes all tasks to one estimator, which may use the past of one task for others of its collection.
 
     Raises
     ------

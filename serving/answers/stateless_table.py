@@ -51,7 +51,7 @@ def answer_histories(
     margin_of_tier = margins_of(query, scorer, settings.margin)
     units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
     with metrics.answering("features"):
-        x = features_of_histories(windows, settings.cell, threads, related=model.bundle.related)
+        x = features_of_histories(windows, settings.cell, threads)
     starts = windows.task_starts()
 
     def made(piece: slice) -> pa.Table:

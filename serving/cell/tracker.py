@@ -19,7 +19,7 @@ from reclaim.data.errors import ConfigError, StoreError
 from reclaim.data.windows import Windows, with_demand, with_p90_alone
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, TOO_LATE
-from reclaim.features.registry import feature_names
+from reclaim.features.registry import N_FEATURES
 from reclaim.serving.cell.following import Following, Prices, named_in
 from reclaim.serving.cell.machine_peaks import MachinePeaks
 from reclaim.serving.cell.outcomes import (
@@ -46,7 +46,7 @@ from reclaim.serving.cell.task_record import (
     last_windows,
     machine_of,
 )
-from reclaim.serving.cell.views import Known, RelatedGroups
+from reclaim.serving.cell.views import Known
 from reclaim.serving.models.scorer import TASK_PARTS, Scores
 from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
 
@@ -74,18 +74,16 @@ class Tracker:
     clock : CellClock
     threads : int
         For large writes; answers do not depend on it.
-    related : bool
-        Whether the model reads the features of related tasks, too.
     """
 
-    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1, *, related: bool = False) -> None:
+    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1) -> None:
         self._settings = settings
-        self.clock, self.related = clock, related
+        self.clock = clock
         self._threads, self._slots = threads, Slots()
         self._lateness_s = settings.lateness_s
         self._state = self._tolerant()
         self._tasks = np.zeros(0, TASK)
-        self._x = np.zeros((0, len(feature_names(related=related))), np.float32)
+        self._x = np.zeros((0, N_FEATURES), np.float32)
         self._opted_out = np.zeros(0, np.int64)
         self._ended = EndedTasks(settings.max_tracked)
         self._scorer: Scorer | None = None
@@ -421,14 +419,6 @@ class Tracker:
         parts = [part.bytes_per_task for part in (self._scores, self._following or self._watched) if part is not None]
         return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1] + sum(parts)
 
-    @property
-    def groups(self) -> RelatedGroups:
-        """Collections, names and users kept for features of related tasks; none without them."""
-        related = self._state.related
-        if related is None:
-            return RelatedGroups({}, 0, 0)
-        return RelatedGroups(related.n_groups, related.nbytes, related.forgotten)
-
     def memory(self, copied: Callable[[NDArray[Any]], NDArray[Any]] = copy_of) -> dict[str, NDArray[Any]]:
         """Return copies of the arrays to save, by name; the model is not part of them."""
         n = len(self._slots.key)
@@ -559,7 +549,4 @@ class Tracker:
 
     def _tolerant(self) -> TolerantState:
         """Return a state of features without tasks."""
-        return TolerantState(
-            self._settings.cell, self._lateness_s, self._threads, related=self.related,
-            most_idle=self._settings.max_tracked,
-        )  # fmt: skip
+        return TolerantState(self._settings.cell, self._lateness_s, self._threads)

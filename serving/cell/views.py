@@ -56,21 +56,3 @@ class Known:
     def last(self) -> Windows:
         """The last windows, of tasks that have one."""
         return last_windows(self.key, self.task)
-
-
-@dataclass(frozen=True)
-class RelatedGroups:
-    """Groups of related tasks that the state keeps, which outlive their tasks.
-
-    Attributes
-    ----------
-    kept : dict of str to int
-        Number of groups by their kind, one of ``registry.GROUP_KINDS``; empty without features of related tasks.
-    nbytes : int
-    forgotten : int
-        Names and users forgotten since the start because there were too many.
-    """
-
-    kept: dict[str, int]
-    nbytes: int
-    forgotten: int

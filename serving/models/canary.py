@@ -88,7 +88,6 @@ def _history(task: _Task, random: np.random.Generator) -> Windows:
     out.collection_id[:] = task.collection
     out.instance_index[:] = n  # two tasks of one collection differ in it
     out.tier[:] = task.tier
-    out.user[:], out.name[:] = task.collection % 3, task.collection
     out.limit[:] = task.cpu, task.memory
     share = np.sort(task.used * random.uniform(0.5, 1.5, (n, len(w.LEVELS))), axis=1)
     out.usage[:, w.CPU_MEAN] = share.mean(axis=1) * task.cpu

@@ -84,10 +84,6 @@ SHOWN: Final[Mapping[str, Family]] = {
     "tasks_tracked": Family("gauge", "Tasks in memory."),
     "tasks_room": Family("gauge", "Further tasks that the memory would take."),
     "state_bytes": Family("gauge", "Size of the state: memory, log, snapshot.", ("part",)),
-    "related_groups": Family(
-        "gauge", "Collections, names and users kept for features of related tasks, with and without tasks.", ("kind",)
-    ),
-    "related_forgotten_total": Family("counter", "Names and users forgotten because there were too many."),
     "snapshot_age_seconds": Family("gauge", "Time since the last snapshot was made."),
     "snapshot_duration_seconds": Family("gauge", "Duration of the last snapshot."),
     "store_ok": Family("gauge", "1 while writes can be kept, 0 when the store is broken."),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.features.registry import FEATURE_NAMES
 from reclaim.serving.models.scorer import reserved
 from reclaim.serving.monitoring.drift import Drift
 from reclaim.serving.monitoring.metrics import drift_shown, quality_shown
@@ -42,7 +43,7 @@ class _Watched:
         self.quality = LiveQuality(scorer.levels, scorer.horizon_s, grace_s=max(lateness_s, 300.0))
         bundle = scorer.model.bundle
         ranges = bundle.forecaster.input_ranges()
-        self.drift = None if ranges is None else Drift(ranges, bundle.features)
+        self.drift = None if ranges is None else Drift(ranges, FEATURE_NAMES)
 
     def answered(self, taken: Taken, scores: Scores | None, clock_us: int, prices: Mapping[str, Price]) -> None:
         """Record windows and the answers at prices; scores that are None are computed for the answers wanted."""

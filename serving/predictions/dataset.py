@@ -83,7 +83,6 @@ def predictions(
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
     named = Names(opened).added if opened.named else None
-    features.check_holds(related=model.bundle.related)
     portable = model.bundle.portable
     scorer = Scorer(model, features.folding.cell, THREADS, features.mean_limit if portable else None)
     buckets = range(opened.n_buckets)

@@ -320,10 +320,6 @@ class StateInfo(Answer):
     clock_us: int | None
     bytes: int = Field(description="Size of the memory.")
     bytes_per_task: int
-    collections: int = Field(description="Collections kept for features of related tasks; 0 without these.")
-    names: int = Field(description="Logical names kept for them, with and without tasks.")
-    users: int = Field(description="Users kept for them, with and without tasks.")
-    related_bytes: int = Field(description="Their share of `bytes`.")
     durable: bool
     store: str = Field(description="`ok`, `memory only`, or why nothing can be written.")
     notes: list[str] = Field(description="Damages and losses found when the state was read, and the repairs.")

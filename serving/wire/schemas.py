@@ -5,8 +5,7 @@ limit there. The built-in model and one of several datasets take any unit. An an
 Times are whole microseconds on any one clock, as in a dataset, so that a history taken from a trace has exactly the
 numbers of its replay.
 
-A model trained on features of related tasks reads the other tasks of the request as well: siblings are those of the
-same collection, earlier runs those of the same user and logical name. Any other model reads a task's own history alone.
+A model reads a task's own history, and the ends out of memory of the tasks of its collection in the same request.
 """
 
 from __future__ import annotations
@@ -152,14 +151,9 @@ def _above(mean: float | None, maximum: float | None) -> bool:
 
 
 class Task(Wire):
-    """A task and its recent history; without windows it is unknown, and keeps its limit.
+    """A task and its recent history; without windows it is unknown, and keeps its limit."""
 
-    A model trained on features of related tasks also reads the histories of siblings and earlier runs in the request.
-    """
-
-    collection_id: TaskId = Field(
-        description="Job or alloc set; an exact 64-bit integer. The tasks of a request that share it are siblings."
-    )
+    collection_id: TaskId = Field(description="Job or alloc set; an exact 64-bit integer.")
     instance_index: TaskId = Field(default=0, description="Position of the task in its collection.")
     limit: ResourceLimit = Field(description="Current limit; no reservation exceeds it.")
     tier: TierName | None = Field(
@@ -172,11 +166,9 @@ class Task(Wire):
         default=None, description="Start of the current run, µs; 0: before the clock began; null: unknown."
     )
     in_alloc: bool = Field(default=False, description="Whether the task runs inside an alloc instance.")
-    user: Owner | None = Field(default=None, description="Who submitted the collection; any stable name or hash.")
+    user: Owner | None = Field(default=None, description="Who submitted the collection; no model reads it.")
     logical_name: Owner | None = Field(
-        default=None,
-        description="Name that the runs of one program share. Other collections of the request with the same user and "
-        "logical name are its earlier runs.",
+        default=None, description="Name that the runs of one program share; no model reads it."
     )
     windows: Annotated[list[Window], FailFast()] = Field(
         default_factory=list, description="In time order: by start, then by end, none twice."

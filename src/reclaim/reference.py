@@ -10,13 +10,7 @@ from reclaim.config import default_text, meanings_of, settings_of
 from reclaim.data import schema
 from reclaim.data.oom import OOM_DEFINITION
 from reclaim.features.build import FeatureConfig
-from reclaim.features.registry import (
-    FEATURE_NAMES,
-    FEATURES,
-    FIRST_RELATED,
-    PIPELINE_VERSION,
-    SLOT_S,
-)
+from reclaim.features.registry import FEATURES, PIPELINE_VERSION, SLOT_S
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.runs.catalogue import EXPERIMENTS, RECOMMEND, load_experiment
@@ -67,9 +61,8 @@ def render() -> str:
     lines += [
         f"## Features (pipeline `{PIPELINE_VERSION}`)",
         "",
-        "Each is computed at t, the end of a window, from the task's windows up to t. Those from "
-        f"`{FEATURE_NAMES[FIRST_RELATED]}` on are optional (`reclaim features DATASET --set related=true`): of related "
-        f"tasks' windows in the {SLOT_S}-second slots of the clock before the slot of t.",
+        "Each is computed at t, the end of a window, from the task's windows up to t; those of its collection from the "
+        f"windows in the {SLOT_S}-second slots of the clock before the slot of t.",
         "",
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",

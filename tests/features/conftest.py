@@ -15,10 +15,9 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import CHANNELS, P90, P100, Cell, Windows, empty_windows, sort_windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.fold.batch import fold_tasks, room_to_publish
+from reclaim.features.fold.batch import fold_tasks
 from reclaim.features.fold.collection_ooms import OomJournal
-from reclaim.features.fold.related import Tasks, fold_related
-from reclaim.features.registry import feature_names
+from reclaim.features.registry import N_FEATURES
 
 S = 1_000_000
 
@@ -84,25 +83,21 @@ def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
     return sort_windows(windows)
 
 
-def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: bool = True) -> FeatureSet:  # noqa: B008 - frozen
+def _fold(windows: Windows, cell: Cell = Cell()) -> FeatureSet:  # noqa: B008 - frozen
     """Return whole histories folded as ``build`` does, in memory; features, no targets and no splits."""
     n, starts, none = len(windows), windows.task_starts(), np.zeros(0, np.uint8)
-    first, stop = starts[:-1], starts[1:]
     dataset: Any = None
     features = FeatureSet(
         path=Path(), manifest={}, dataset=dataset, row=np.arange(n), weight=np.ones(n, np.float32),
         end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
-        x=np.empty((n, len(feature_names(related=related))), np.float32),
-        first=np.repeat(first, stop - first),
+        x=np.empty((n, N_FEATURES), np.float32),
+        first=np.repeat(starts[:-1], np.diff(starts)),
         y=none.astype(np.float32), oom=none.astype(np.float32), inside=none.astype(bool), period=none, group=none,
         bucket_start=np.array([0, n]),
     )  # fmt: skip
-    moment, died, share = room_to_publish(n, related)
-    fold_tasks(windows, starts, cell, features.x, features.end_us, moment, died, share)
-    tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, stop)
+    moment, died = np.empty(n, np.int32), np.empty(n, np.int32)
+    fold_tasks(windows, starts, cell, features.x, features.end_us, moment, died)
     OomJournal.of_rows(windows.collection_id, moment, died).write(windows.collection_id, moment, features.x)
-    if related:
-        fold_related(tasks, moment, share, features.x, threads)
     return features
 
 
@@ -133,5 +128,5 @@ def _cell_made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def synthetic_cell(_cell_made_once: Path, tmp_path: Path) -> Dataset:
-    """Return a dataset of half a day of some 150 tasks with siblings and earlier runs; the test may write into it."""
+    """Return a dataset of half a day of some 150 tasks, several to a collection; the test may write into it."""
     return Dataset.open(shutil.copytree(_cell_made_once, tmp_path / "synthetic"))

@@ -19,7 +19,7 @@ from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import FIRST_RELATED, PIPELINE_VERSION, feature_names
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.targets import HORIZONS_S
 
@@ -151,9 +151,9 @@ def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
 ) -> None:
     reference, _ = build_features(dataset)
     whole = {p.name: p.read_bytes() for p in reference.path.iterdir()}
-    config = FeatureConfig(SplitConfig(train_share=0.4), related=True)
+    config = FeatureConfig(SplitConfig(train_share=0.4))
     with monkeypatch.context() as patch:
-        patch.setattr(build, "fold_related", _killed)  # all buckets are done
+        patch.setattr(build, "write_journal", _killed)  # all buckets are done
         with pytest.raises(KeyboardInterrupt):
             build_features(dataset, config)
     assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
@@ -174,6 +174,20 @@ def test_features_of_another_pipeline_are_refused(dataset: Dataset, monkeypatch:
     monkeypatch.setattr("reclaim.features.feature_set.PIPELINE_VERSION", "another")
     with pytest.raises(ConfigError, match="made by another feature pipeline"):
         FeatureSet.open(dataset.path)
+
+
+def test_a_feature_set_with_features_that_have_gone_is_refused_and_built_again(dataset: Dataset) -> None:
+    built, _ = build_features(dataset)
+    manifest = json.loads((built.path / MANIFEST).read_text())
+    with_more = manifest | {"fingerprint": "of then", "features": [*FEATURE_NAMES, "sibling_tasks"]}
+    write_json(built.path / MANIFEST, with_more)
+    with pytest.raises(
+        ConfigError, match=rf"has {N_FEATURES + 1} features that are not .*; run `reclaim features .*` again"
+    ):
+        FeatureSet.open(dataset.path)
+    _, there = build_features(dataset)
+    assert not there
+    assert len(FeatureSet.open(dataset.path)) == len(built)
 
 
 def test_a_trace_too_short_to_split_says_both_lengths(
@@ -222,10 +236,10 @@ def _write_feature_set(folder: Path, n: int) -> FeatureSet:
     write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
     manifest = {
         "pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "kept": n,
-        "features": feature_names(related=False),
+        "features": FEATURE_NAMES,
     }  # fmt: skip
     write_json(folder / FOLDER / MANIFEST, manifest)
-    for name, (dtype, shape) in array_shapes(n, FIRST_RELATED).items():
+    for name, (dtype, shape) in array_shapes(n).items():
         np.save(array_path(folder / FOLDER, name), np.zeros(shape, dtype))
     return FeatureSet.open(folder)
 
@@ -267,7 +281,7 @@ def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: P
 
 def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) -> None:
     features, _ = build_features(dataset)
-    for name, (dtype, shape) in array_shapes(len(features), FIRST_RELATED).items():
+    for name, (dtype, shape) in array_shapes(len(features)).items():
         array = getattr(features, name)
         assert (array.dtype, array.shape) == (dtype, shape)
         assert isinstance(array, np.memmap)

@@ -44,7 +44,6 @@ def _histories() -> Windows:
     windows = empty_windows(n)
     windows.collection_id[:] = np.arange(n) // 4_200
     windows.instance_index[:] = np.arange(n) // 2_100 % 2
-    windows.user[:], windows.name[:] = 1, 1
     windows.start_us[:] = np.arange(n) % 2_100 * 300_000_000
     windows.end_us[:] = windows.start_us + 300_000_000
     windows.scheduled_us[:] = windows.start_us // 9_000_000_000 * 9_000_000_000
@@ -57,7 +56,7 @@ def _histories() -> Windows:
 
 
 def _features() -> NDArray[np.float32]:
-    return features_of_histories(_histories(), Cell((1.0, 1.0)), related=True)
+    return features_of_histories(_histories(), Cell((1.0, 1.0)))
 
 
 def test_every_registered_feature_of_a_full_history_has_a_value() -> None:

@@ -162,7 +162,7 @@ class Memory:
         self.scorer = Scorer(loaded(bundle), settings.cell)
         self.now_us = now_us
         clock = CellClock(settings, lambda: self.now_us, passed_s=lambda: 0.0)
-        self.tracker = Tracker(settings, clock, related=bundle.related)
+        self.tracker = Tracker(settings, clock)
         self.tracker.promote(self.scorer, Following(self.scorer) if settings.follow else None)
 
     @property

@@ -153,7 +153,7 @@ class History:
 
 
 OWNERS = (("a", "web"), ("a", "web"), ("a", "web"), ("a", "batch"), ("b", "web"), (None, None))
-"""User and logical name of each task; the first two are siblings, the third is another run, the last stands alone."""
+"""User and logical name of each task; the first two are of one collection."""
 
 
 def make_history(n_windows: int, seed: int) -> History:

@@ -58,7 +58,7 @@ class Cell:
 
 
 def made_up(tasks: int, slots: int, pieces: int, seed: int = 1) -> Cell:
-    """Return a cell whose tasks come and go, with siblings, changes of limits and ends."""
+    """Return a cell whose tasks come and go, with changes of limits and ends."""
     random = np.random.default_rng(seed)
     first = np.where(random.random(tasks) < 0.7, 0, random.integers(0, slots, tasks))
     ends = np.where(random.random(tasks) < 0.8, 2 * slots, first + random.integers(2, slots, tasks))

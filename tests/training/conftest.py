@@ -21,7 +21,7 @@ from reclaim.data.windows import (
     Windows,
     empty_windows,
 )
-from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import Scaling, SurvivalNetwork
@@ -70,25 +70,19 @@ def make_windows() -> MakeWindows:
 @pytest.fixture(scope="session")
 def random_forecaster() -> NetworkForecaster:
     """Return a network of random weights: nothing is learned, everything is computed."""
-    return _random_forecaster(FIRST_RELATED)
-
-
-@pytest.fixture(scope="session")
-def related_forecaster() -> NetworkForecaster:
-    """Return one that reads the features of related tasks, too."""
-    return _random_forecaster(len(FEATURE_NAMES))
+    return _random_forecaster(seed=5)
 
 
 @pytest.fixture(scope="session")
 def other_forecaster() -> NetworkForecaster:
     """Return one of other random weights."""
-    return _random_forecaster(FIRST_RELATED, seed=6)
+    return _random_forecaster(seed=6)
 
 
-def _random_forecaster(n: int, seed: int = 5) -> NetworkForecaster:
+def _random_forecaster(seed: int) -> NetworkForecaster:
     generator = torch.Generator().manual_seed(seed)
     network = SurvivalNetwork(
-        Scaling(*(torch.full((n,), v) for v in (0.3, 0.5, -8.0, 8.0))),
+        Scaling(*(torch.full((N_FEATURES,), v) for v in (0.3, 0.5, -8.0, 8.0))),
         n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), width=128, depth=3,
     )  # fmt: skip
     network.initialise(generator)

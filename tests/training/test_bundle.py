@@ -17,7 +17,7 @@ from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import TIER_LABELS
-from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, PIPELINE_VERSION, feature_names
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.training import bundle as module
 from reclaim.training.bundle import (
     BUNDLE_FILE,
@@ -74,7 +74,7 @@ def test_the_forecaster_of_the_training_rows_comes_back_and_answers_for_the_data
     facts = [{"fingerprint": "abc", "tuned_until_us": 20 * 300_000_000}]
     loaded = _saved_and_loaded(replace(bundle, held_out=other_forecaster, trained={"datasets": facts}), tmp_path)
     windows = make_windows(np.linspace(0.1, 0.6, 40))
-    x = np.random.default_rng(0).random((40, len(loaded.features)), np.float32)
+    x = np.random.default_rng(0).random((40, N_FEATURES), np.float32)
     early = windows.end_us <= 20 * 300_000_000
     assert 0 < early.sum() < 40
 
@@ -91,11 +91,16 @@ def test_the_forecaster_of_the_training_rows_comes_back_and_answers_for_the_data
     )
 
 
-def test_a_model_keeps_which_features_it_reads(bundle: Bundle, tmp_path: Path) -> None:
-    assert _saved_and_loaded(bundle, tmp_path).features == feature_names(related=False)
-    related = replace(bundle, related=True)
-    assert _saved_and_loaded(related, tmp_path).features == FEATURE_NAMES
-    assert json.loads((tmp_path / "again" / BUNDLE_FILE).read_text())["features"] == list(FEATURE_NAMES)
+@pytest.mark.parametrize("names", [[*FEATURE_NAMES, "sibling_tasks"], [*FEATURE_NAMES[::-1]]])
+def test_a_model_whose_features_are_not_those_of_now_is_refused_with_what_to_do(
+    bundle: Bundle, tmp_path: Path, names: list[str]
+) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    facts = json.loads((tmp_path / "bundle" / BUNDLE_FILE).read_text())
+    assert facts["features"] == list(FEATURE_NAMES)
+    (tmp_path / "bundle" / BUNDLE_FILE).write_text(json.dumps(facts | {"features": names}))
+    with pytest.raises(OtherReleaseError, match=r"features that are not .*; run .* `reclaim train` again"):
+        load_bundle(tmp_path / "bundle")
 
 
 def _saved_and_loaded(bundle: Bundle, tmp_path: Path) -> Bundle:
@@ -109,7 +114,7 @@ def test_prices_by_tier_and_the_calibration_of_the_risk_come_back(bundle: Bundle
     calibrated = Calibrated(bundle.forecaster, ProbabilityCalibration((0.5,) * 3, (-1.0,) * 3))
     loaded = _saved_and_loaded(replace(bundle, prices=tiered, forecaster=calibrated), tmp_path)
     assert loaded.prices == tiered
-    x = np.random.default_rng(0).random((5, FIRST_RELATED)).astype(np.float32)
+    x = np.random.default_rng(0).random((5, N_FEATURES)).astype(np.float32)
     answer = loaded.forecaster.predict(x).oom_probability
     assert answer.tobytes() == calibrated.predict(x).oom_probability.tobytes()
     assert not np.allclose(answer, bundle.forecaster.predict(x).oom_probability)
@@ -208,8 +213,8 @@ def test_an_unknown_margin_is_refused_with_the_known_ones(bundle: Bundle) -> Non
 
 def test_the_generic_model_answers_as_the_forecaster_does(bundle: Bundle, tmp_path: Path) -> None:
     save_bundle(bundle, tmp_path / "bundle")
-    x = np.random.default_rng(0).random((5, FIRST_RELATED)).astype(np.float32)
-    frame = pd.DataFrame(x[:, ::-1], columns=list(feature_names(related=False))[::-1], index=list("abcde"))
+    x = np.random.default_rng(0).random((5, N_FEATURES)).astype(np.float32)
+    frame = pd.DataFrame(x[:, ::-1], columns=list(FEATURE_NAMES)[::-1], index=list("abcde"))
     answer = _load_pyfunc(str(tmp_path / "bundle")).predict(frame)
     forecast = bundle.forecaster.predict(x)
     assert list(answer.columns) == output_names(bundle.forecaster)
@@ -229,7 +234,7 @@ def test_a_copied_bundle_says_what_it_is_a_copy_of_and_replaces_only_a_model(
         assert copy_bundle("reclaim@champion", tmp_path / "model") == origin
     facts = json.loads((tmp_path / "model" / ORIGIN_FILE).read_text())
     assert facts == {"name": "reclaim", "version": "7", "run_id": "run7"}
-    x = np.random.default_rng(0).random((4, len(bundle.features)), np.float32)
+    x = np.random.default_rng(0).random((4, N_FEATURES), np.float32)
     copied = load_bundle(tmp_path / "model").forecaster.predict(x)
     assert np.array_equal(copied.quantiles, bundle.forecaster.predict(x).quantiles)
     (tmp_path / "notes").mkdir()

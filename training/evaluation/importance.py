@@ -41,10 +41,6 @@ _SHOWN: Final = 15
 
 def group_of(name: str) -> str:
     """Return the group of a feature."""
-    if name.startswith("sibling_"):
-        return "siblings"
-    if name.startswith(("name_", "user_")):
-        return "earlier runs"
     if name in CALENDAR:
         return "calendar"
     if name in _FACTS or name.startswith("tier_"):

@@ -83,8 +83,8 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     Raises
     ------
     ConfigError
-        There is none, one is missing or has no features of this pipeline, one is held out for tests, two are the same,
-        or some have the features of related tasks and some do not.
+        There is none, one is missing or has no features of this pipeline, one is held out for tests, or two are the
+        same.
     """
     sources = [Source(Dataset.open(path), FeatureSet.open(path)) for path in paths]
     if not sources:
@@ -95,12 +95,6 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
                 f"{path}: its features were built with split.role=test, so it is held out whole and nothing of it may "
                 f"be trained on; leave it out, or give it up as a test: `reclaim features {path} --set split.role=all`"
             )
-    if len({source.features.related for source in sources}) > 1:
-        without = next(source.dataset.path for source in sources if not source.features.related)
-        raise ConfigError(
-            f"{without}: its features lack those of related tasks, which the other datasets have; build all alike: "
-            f"`reclaim features {without} --set related=true`"
-        )
     sources.sort(key=lambda source: source.dataset.fingerprint)
     for before, after in pairwise(sources):
         if before.dataset.fingerprint == after.dataset.fingerprint:

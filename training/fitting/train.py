@@ -21,7 +21,7 @@ from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, working_folder
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
@@ -207,13 +207,13 @@ def run_training(
         say("recording and registering")
         _log_fit(run, trained, scored, report, fit_seconds)
         if learner.served:  # trees are asked at every threshold of every row, which would take minutes
-            _log_importance(run, trained, bundle.features, config.horizon_s)
+            _log_importance(run, trained, FEATURE_NAMES, config.horizon_s)
         registered = _register(run, name, bundle)
         _log_scores(run, scored, config.horizon_s)
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,
-            probability=trained.first.calibration.to_dict(), n_features=len(bundle.features),
+            probability=trained.first.calibration.to_dict(), n_features=N_FEATURES,
             refitted=fitted.refitted is not None,
         )  # fmt: skip
         tracking.describe_version(registered, card)
@@ -370,7 +370,6 @@ def _bundle(trained: Trained, report: TrainReport, sources: Sequence[Source], co
         prices=trained.prices,
         dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
         mean_limit=trained.valid.mean_limit,
-        related=sources[0].features.related,
         machines=trained.machines,
         pipeline_version=pipeline_of(config.estimator),
         trained={
@@ -414,9 +413,7 @@ def _register(run: tracking.Run, name: str, bundle: Bundle) -> tracking.ModelVer
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "bundle"
         save_bundle(bundle, place)
-        return tracking.register_bundle(
-            run, place, name, inputs=bundle.features, outputs=output_names(bundle.forecaster)
-        )
+        return tracking.register_bundle(run, place, name, inputs=FEATURE_NAMES, outputs=output_names(bundle.forecaster))
 
 
 def _log_scores(run: tracking.Run, scored: Scored, horizon_s: int) -> None:

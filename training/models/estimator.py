@@ -12,7 +12,6 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows, demand
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import feature_names
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
 from reclaim.training.margins.ladder import Ladder, ladder_of, reserved_at, size_weight
 from reclaim.training.margins.own_price import Risk, risk_of
@@ -48,8 +47,6 @@ class ForecastEstimator(Estimator):
         Mean limit of the cell's tasks, compared with which a task is large or small (``ladder.size_weight``).
     cell : Cell
         What is known of the cell that the tasks run in.
-    related : bool
-        Whether the forecaster reads the features of related tasks, too.
     own_price : bool
         Whether the model's price is solved from its curves (``margins.own_price``).
     earlier : Earlier or None
@@ -69,7 +66,6 @@ class ForecastEstimator(Estimator):
         mean_limit: tuple[float, ...] = UNKNOWN_LIMITS,
         cell: Cell = Cell(),  # noqa: B008 - frozen
         *,
-        related: bool = False,
         own_price: bool = False,
         earlier: Earlier | None = None,
     ) -> None:
@@ -81,8 +77,7 @@ class ForecastEstimator(Estimator):
         self.mean_limit = mean_limit
         self.own_price = own_price
         self.earlier = earlier
-        self._names = feature_names(related=related)
-        self._state = FeatureState(cell, related=related)
+        self._state = FeatureState(cell)
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
         """Take windows and answer for each; the forecast goes with the answer."""
@@ -98,7 +93,6 @@ class ForecastEstimator(Estimator):
 
     def forecast(self, x: NDArray[np.float32], windows: Windows, horizon_s: int | None = None) -> Forecast:
         """Return the forecast after windows, of one horizon or of all; arguments as for ``ladder``."""
-        x = x[:, : len(self._names)]
         if self.earlier is None:
             return self.forecaster.predict(x, horizon_s)
         before = windows.end_us <= self.earlier.until_us
@@ -117,8 +111,7 @@ class ForecastEstimator(Estimator):
         Parameters
         ----------
         x : float32, shape (n, n_features)
-            What ``FeatureState.advance`` gave after each window, as a feature set stores it; may have the features of
-            related tasks where the forecaster reads none.
+            What ``FeatureState.advance`` gave after each window, as a feature set stores it.
         windows : Windows
             ``n`` rows.
         all_horizons : bool

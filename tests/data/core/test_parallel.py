@@ -1,12 +1,16 @@
-"""Memory that one thread freed is used by another one."""
+"""Work in parts: all of it is done, and memory that one thread freed is used by another one."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
 import sys
+from threading import Event, Thread
+from time import sleep
 
 import pytest
+
+from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
 
 _PROGRAM = """
 import resource, sys
@@ -41,3 +45,36 @@ def _new_pages(how: str) -> int:
 def test_a_thread_uses_the_pages_that_another_one_freed() -> None:
     shared, by_default = _new_pages("shared"), _new_pages("default")
     assert shared < 0.2 * by_default, (shared, by_default)
+
+
+def test_parts_that_call_for_parts_of_their_own_from_all_threads_at_once_are_all_done() -> None:
+    rows, done = ROWS_WORTH_A_THREAD, []
+
+    def outer(part: int, parts: int) -> None:
+        in_parts(lambda p, n: done.append((part, p, n)), rows, parts)
+
+    callers = [Thread(target=in_parts, args=(outer, rows, 2), daemon=True) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(120)
+    assert sorted(done) == sorted([(a, b, 2) for a in range(2) for b in range(2)] * 8)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_fails_in_a_part_is_told_when_all_that_had_begun_is_done(failing: int) -> None:
+    begun, done = Event(), []
+
+    def work(part: int, _parts: int) -> None:
+        if part == 1:
+            begun.set()
+            sleep(0.05)
+        else:
+            begun.wait(120)
+        if part == failing:
+            raise ValueError("broken")
+        done.append(part)
+
+    with pytest.raises(ValueError, match="broken"):
+        in_parts(work, ROWS_WORTH_A_THREAD, 2)
+    assert done == [1 - failing]

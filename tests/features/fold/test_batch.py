@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reclaim.data.windows import CHANNELS, LEVELS, P50, P90, P99, P100, Cell, Windows, concatenate, empty_windows
+from reclaim.data.windows import CHANNELS, LEVELS, P50, P90, P99, P100, Cell, Windows, empty_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.fold.related_record import MEMBER
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.registry import FEATURE_NAMES, FEATURES, PIPELINE_VERSION
 
@@ -24,7 +23,7 @@ S = 1_000_000
 
 
 def features_of(windows: Windows, cell: Cell | None = None) -> NDArray[np.float32]:
-    return FeatureState(cell or Cell(), related=True).advance(windows.task_numbers(), windows)
+    return FeatureState(cell or Cell()).advance(windows.task_numbers(), windows)
 
 
 def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
@@ -63,7 +62,7 @@ def test_another_unit_of_usage_and_limit_gives_the_same_features(
 def test_a_repeated_or_late_window_changes_nothing(history: History) -> None:
     windows = history([0.1, 0.2, 0.3, 0.4])
     late = history([0.9], start_s=600)
-    state = FeatureState(related=True)
+    state = FeatureState()
     one = np.zeros(1, np.int64)
     state.advance(np.zeros(4, np.int64), windows)
     state.advance(one, late)
@@ -179,8 +178,7 @@ def test_age_counts_from_the_run_and_else_from_the_first_window(history: History
 def test_what_is_unknown_is_nan_and_never_zero(history: History) -> None:
     x = features_of(history([0.1]))
     unknown = ("cpu_tail_weight", "page_cache", "page_cache_share", "cpi", "cpi_change", "mai", "scheduling_class",
-               "memory_growth_6h", "memory_slope_2h", "cpu_same_hour_1d", "cpu_limit", "memory_limit",
-               "sibling_cpu_now", "name_cpu_mean", "user_memory_max")  # fmt: skip
+               "memory_growth_6h", "memory_slope_2h", "cpu_same_hour_1d", "cpu_limit", "memory_limit")  # fmt: skip
     for name in unknown:
         assert math.isnan(value(x, name)), name
     without_limit = history([0.1], limit=math.nan)
@@ -273,13 +271,13 @@ def test_a_late_window_reads_as_the_one_before_it(history: History) -> None:
     late = history([0.9], start_s=650)
     late.percentiles[:] = 0.9
     slot = np.zeros(1, np.int64)
-    state = FeatureState(related=True)
+    state = FeatureState()
     before = state.advance(np.zeros(3, np.int64), windows)[-1:]
     assert same_bits(state.advance(slot, late), before)
 
 
 def test_the_record_is_bounded_and_the_registry_is_complete() -> None:
-    assert STATE.itemsize + MEMBER.itemsize < 4096
+    assert STATE.itemsize < 4096
     assert len(set(FEATURE_NAMES)) == len(FEATURES)
     assert all(f.formula and f.unit and f.missing for f in FEATURES)
     assert len(PIPELINE_VERSION) == 12
@@ -306,17 +304,13 @@ def test_no_feature_is_infinite_whatever_was_measured(
 def test_times_beyond_any_clock_are_taken_as_the_last_slot(history: History, fold: Callable[..., FeatureSet]) -> None:
     windows = history([0.1, 0.2, 0.3])
     windows.end_us[1:] = (2**62, 2**62 + 1)
-    windows.user[:] = 1
     assert np.isfinite(fold(windows).x[:, FEATURE_NAMES.index("cpu_last")]).all()
-    other = history([0.4], task=2)
-    other.user[:] = 1
-    assert value(fold(concatenate([windows, other])).x, "user_tasks") == 0.0
 
 
 def test_a_slot_for_each_window_is_asked_for(history: History) -> None:
     for slot in (np.zeros(3, np.int64), np.array([-1])):
         with pytest.raises(ValueError, match="a slot from 0 on for each of 1 windows"):
-            FeatureState(related=True).advance(slot, history([0.1]))
+            FeatureState().advance(slot, history([0.1]))
 
 
 def test_a_record_is_whole_cache_lines() -> None:

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -70,9 +69,6 @@ def with_another_future(windows: Windows, t_us: int, rng: np.random.Generator) -
     """Return windows of which only what is known by ``t_us`` is the same; tasks and collections begin later."""
     future = known_us(windows) > t_us
     out = disturbed(windows, future, rng)
-    new = ~np.isin(out.collection_id, out.collection_id[~future])
-    for owner in (out.user, out.name):  # of a whole collection
-        owner[new] = rng.choice([-1, 7, 8, 20, 21], 200)[out.collection_id[new]]
     shifted = future & (out.instance_index % 2 == 0)  # all of a task's, so that they stay in order
     shift_us = int(rng.integers(5_000)) * S
     for clock in (out.start_us, out.end_us):
@@ -236,12 +232,3 @@ def test_every_target_moves_when_what_is_after_t_changes(random_histories: Maker
         oom_moved |= (~np.isclose(before[1][~future], after[1][~future], equal_nan=True)).any(axis=0)
     assert moved.all()
     assert oom_moved.all()
-
-
-@pytest.mark.parametrize("name", ["sibling_tasks", "name_tasks", "user_tasks"])
-def test_a_collection_that_begins_after_t_is_not_counted_at_t(name: str, history: Maker, fold: Fold) -> None:
-    mine, later = history([0.5] * 3, task=1), history([0.9], task=1 if name == "sibling_tasks" else 2, start_s=1_200)
-    later.instance_index[:] = 1
-    for windows in (mine, later):
-        windows.user[:], windows.name[:] = 3, 4
-    assert fold(concatenate([mine, later])).x[:3, FEATURE_NAMES.index(name)].tolist() == [0.0, 0.0, 0.0]

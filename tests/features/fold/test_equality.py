@@ -21,9 +21,8 @@ from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold import batch as state_fold
-from reclaim.features.fold import related as related_fold
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import FEATURE_NAMES, FIRST_COLLECTION, FIRST_RELATED, SLOT_S, feature_names
+from reclaim.features.registry import AT, FEATURE_NAMES, FIRST_COLLECTION, N_FEATURES, SLOT_S
 
 Rows = NDArray[np.int64]
 CELL: Final = Cell((4.0, 8.0), 12_345_000_000)
@@ -65,12 +64,10 @@ def calls_at_random(windows: Windows, seed: int) -> list[Rows]:
     return [shuffled(np.sort(part)) for part in np.split(order, cuts) if len(part)]
 
 
-def live(
-    windows: Windows, calls: list[Rows], cell: Cell, threads: int = 1, *, related: bool = True
-) -> tuple[NDArray[np.float32], FeatureState]:
+def live(windows: Windows, calls: list[Rows], cell: Cell, threads: int = 1) -> tuple[NDArray[np.float32], FeatureState]:
     """Return the features of each row given call by call, and the state after the last."""
-    state, task = FeatureState(cell, threads, related=related), windows.task_numbers()
-    x = np.full((len(windows), len(feature_names(related=related))), np.inf, np.float32)  # a row never given would show
+    state, task = FeatureState(cell, threads), windows.task_numbers()
+    x = np.full((len(windows), N_FEATURES), np.inf, np.float32)  # a row never given would show
     for rows in calls:
         x[rows] = state.advance(task[rows], windows.take(rows))
     return x, state
@@ -108,25 +105,13 @@ def test_neither_cuts_within_a_slot_nor_several_slots_a_call_nor_the_order_of_ta
     assert_same_bits(live(windows, [everything], CELL)[0], fold(windows, CELL).x)
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_without_those_of_related_tasks_batch_and_live_have_the_first_features_of_with_them(
-    seed: int, random_histories: Callable[..., Windows], fold: Callable[..., FeatureSet]
-) -> None:
-    windows = random_histories(seed)
-    own = fold(windows, CELL).x[:, :FIRST_RELATED]
-    assert_same_bits(fold(windows, CELL, related=False).x, own)
-    assert_same_bits(live(windows, calls_at_random(windows, seed), CELL, related=False)[0], own)
-
-
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_two_threads_give_the_bits_of_one(
     seed: int, random_histories: Callable[..., Windows], fold: Callable[..., FeatureSet]
 ) -> None:
     windows = random_histories(seed, n_tasks=30)
-    expected = fold(windows, CELL, threads=1).x
-    assert_same_bits(fold(windows, CELL, threads=2).x, expected)
+    expected = fold(windows, CELL).x
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 1)
         calls = np.array_split(np.concatenate(calls_by_slot(windows)), 5)
@@ -137,10 +122,9 @@ def test_two_threads_give_the_bits_of_one_in_a_call_that_is_worth_them(
     random_histories: Callable[..., Windows], fold: Callable[..., FeatureSet]
 ) -> None:
     windows = random_histories(5, n_tasks=600)
-    windows.user[:] = windows.collection_id % 90 - 1  # more users than parts to spread them over
     assert len(windows) > 2 * 8_192
     calls = [np.sort(half) for half in np.array_split(np.concatenate(calls_by_slot(windows)), 2)]
-    assert_same_bits(live(windows, calls, CELL, threads=2)[0], fold(windows, CELL, threads=2).x)
+    assert_same_bits(live(windows, calls, CELL, threads=2)[0], fold(windows, CELL).x)
 
 
 @settings(max_examples=40, deadline=None)
@@ -150,7 +134,7 @@ def test_late_and_repeated_windows_given_at_any_time_leave_every_other_row_as_it
 ) -> None:
     windows, rng = random_histories(seed), np.random.default_rng(seed)
     expected, task, calls = fold(windows, CELL).x, windows.task_numbers(), calls_by_slot(windows)
-    state = FeatureState(CELL, related=True)
+    state = FeatureState(CELL)
     given: list[Rows] = []
     for rows in calls:
         assert_same_bits(state.advance(task[rows], windows.take(rows)), expected[rows])
@@ -168,55 +152,29 @@ def test_windows_of_a_slot_that_is_over_leave_a_whole_state_and_the_lonely_untou
     windows, rng = random_histories(seed), np.random.default_rng(seed)
     alone = windows.task_numbers() % 2 == 0
     windows.collection_id[alone] = 10_000 + windows.task_numbers()[alone]
-    windows.user[alone] = windows.name[alone] = -1
     task, expected = windows.task_numbers(), fold(windows, CELL).x
     delay = rng.integers(0, 20, int(task.max()) + 1)[task] * SLOT_US  # whole tasks are told late, some by an hour
     order = np.argsort(known_us(windows) + delay, kind="stable")
-    x, state = live(windows, np.array_split(order, max(len(order) // 9, 1)), CELL)
+    x, _ = live(windows, np.array_split(order, max(len(order) // 9, 1)), CELL)
     assert not np.isinf(x).any()
     assert_same_bits(
         x[:, :FIRST_COLLECTION], expected[:, :FIRST_COLLECTION]
     )  # a task's own features ask for its own order alone
     assert_same_bits(x[alone], expected[alone])
-    counts = [FEATURE_NAMES.index(f"{kind}_tasks") for kind in ("sibling", "name", "user")]
-    means = [k for k in range(FIRST_RELATED, len(FEATURE_NAMES)) if k not in counts]
-    assert (x[:, counts] >= 0).all()
-    assert (x[:, counts] <= np.log2(1 + task.max())).all()
-    known = x[:, means][~np.isnan(x[:, means])]
-    assert ((known >= 0) & (known <= 2000)).all()
-    assert state._related is not None
-    for records in (state._related._members, *state._related._groups):
-        for name in records.dtype.names or ():
-            least = -1 if name == "seen" and "group" in (records.dtype.names or ()) else 0  # -1 is pending
-            assert (records[name] >= least).all(), name
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_tasks_of_one_collection_that_name_two_owners_leave_no_impossible_number(
-    threads: int, random_histories: Callable[..., Windows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 1)
-    windows = random_histories(1, n_tasks=12)  # a dataset has one owner for each; a request may leave one out
-    windows.user[:] = np.array([-1, 7, 8])[windows.instance_index % 3]
-    windows.name[:] = np.array([20, -1, 21, 20])[windows.instance_index % 4]
-    x, _ = live(windows, calls_by_slot(windows), CELL, threads)
-    counts = x[:, [FEATURE_NAMES.index(f"{kind}_tasks") for kind in ("sibling", "name", "user")]]
-    assert not np.isinf(x).any(), [FEATURE_NAMES[k] for k in np.flatnonzero(np.isinf(x).any(axis=0))]
-    assert ((counts >= 0) & (counts <= np.log2(12))).all()
 
 
 def test_a_call_without_a_window_is_answered_with_no_row() -> None:
     nothing = np.zeros(0, np.int64)
-    assert FeatureState(CELL).advance(nothing, empty_windows(0)).shape == (0, FIRST_RELATED)
+    assert FeatureState(CELL).advance(nothing, empty_windows(0)).shape == (0, N_FEATURES)
 
 
-def compare(dataset: Dataset, threads: int = 1, *, related: bool = True) -> tuple[int, int]:
+def compare(dataset: Dataset, threads: int = 1) -> tuple[int, int]:
     """Return rows, and how many of them have equal features, slot by slot against the batch."""
-    config = FeatureConfig(monday_s=86_400, related=related, rows="all")
+    config = FeatureConfig(monday_s=86_400, rows="all")
     features, _ = build_features(dataset, config)
     windows = concatenate([dataset.windows(b) for b in range(dataset.n_buckets)])
     cell, task = dataset.cell(config.monday_s * 1_000_000), windows.task_numbers()
-    state = FeatureState(cell, threads, related=related)
+    state = FeatureState(cell, threads)
     same = 0
     for rows in calls_by_slot(windows):
         x = state.advance(task[rows], windows.take(rows))
@@ -272,16 +230,11 @@ def test_the_real_windows_of_google_2019_slot_by_slot_equal_the_batch(real_data:
 
 
 def test_a_synthetic_cell_slot_by_slot_equals_the_batch(synthetic_cell: Dataset) -> None:
-    n, same = compare(synthetic_cell, threads=2, related=False)
-    assert same == n
-    own = np.array(FeatureSet.open(synthetic_cell.path).x)
     n, same = compare(synthetic_cell, threads=2)
     assert n > 5_000
     assert same == n
     features = FeatureSet.open(synthetic_cell.path)
-    assert_same_bits(np.array(features.x[:, :FIRST_RELATED]), own)
-    for kind in ("sibling", "name", "user"):  # or the test would say nothing of them
-        assert (features.x[:, FEATURE_NAMES.index(f"{kind}_tasks")] > 0).any()
+    assert (features.x[:, AT.collection_ooms] > 0).any()  # or the test would say nothing of them
 
 
 def test_windows_that_may_not_be_written_to_are_folded_by_the_same_machine_code(
@@ -289,9 +242,9 @@ def test_windows_that_may_not_be_written_to_are_folded_by_the_same_machine_code(
 ) -> None:
     windows = random_histories(2)
     task = windows.task_numbers()
-    expected = FeatureState(CELL, related=True).advance(task, windows)
-    compiled = [len(kernel.signatures) for kernel in (state_fold._advance, related_fold._advance)]
+    expected = FeatureState(CELL).advance(task, windows)
+    compiled = len(state_fold._advance.signatures)
     for column in (task, *vars(windows).values()):
         column.flags.writeable = False
-    assert_same_bits(FeatureState(CELL, related=True).advance(task, windows), expected)
-    assert [len(kernel.signatures) for kernel in (state_fold._advance, related_fold._advance)] == compiled
+    assert_same_bits(FeatureState(CELL).advance(task, windows), expected)
+    assert len(state_fold._advance.signatures) == compiled

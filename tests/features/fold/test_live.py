@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
+from reclaim.data.windows import Cell, Windows, empty_windows
 from reclaim.features.fold import live
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
 from reclaim.features.fold.live_record import KEPT, ROW
-from reclaim.features.fold.related_record import KEEP_IDLE_DAYS, MEMBER
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.registry import FEATURE_NAMES, FIRST_COLLECTION, SLOT_S
 
@@ -65,7 +64,7 @@ def last_rows(task: Rows, end_us: Rows, rows: Rows) -> Rows:
 
 
 def fresh(windows: Windows, cell: Cell = CELL) -> NDArray[np.float32]:
-    return FeatureState(cell, related=True).advance(windows.task_numbers(), windows)
+    return FeatureState(cell).advance(windows.task_numbers(), windows)
 
 
 def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
@@ -75,12 +74,6 @@ def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
 def owned(windows: Windows, *, user: int = -1, name: int = -1, instance: int = 0) -> Windows:
     windows.user[:], windows.name[:], windows.instance_index[:] = user, name, instance
     return windows
-
-
-def groups_of(state: TolerantState) -> dict[str, int]:
-    """Return how many groups of each kind are remembered."""
-    assert state._related is not None
-    return state._related.n_groups
 
 
 def saved(state: TolerantState) -> dict[str, NDArray[Any]]:
@@ -107,14 +100,14 @@ def same_memory(one: dict[str, NDArray[Any]], two: dict[str, NDArray[Any]]) -> b
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, 1, BOUND_S, 1e7]), related=st.booleans())
+@given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, 1, BOUND_S, 1e7]))
 def test_in_time_order_it_gives_the_bits_of_feature_state_however_the_calls_are_cut(
-    seed: int, bound_s: float, related: bool, random_histories: History
+    seed: int, bound_s: float, random_histories: History
 ) -> None:
     windows = in_order(random_histories(seed))
     task = windows.task_numbers()
-    expected = FeatureState(CELL, related=related).advance(task, windows)
-    state = TolerantState(CELL, bound_s, related=related)
+    expected = FeatureState(CELL).advance(task, windows)
+    state = TolerantState(CELL, bound_s)
     for rows in at_random(by_time(windows), seed):
         call = windows.take(rows)
         assert (state.classify(task[rows], call) == NEW).all()
@@ -163,7 +156,7 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
     task, n = windows.task_numbers(), len(windows)
     delay_us = rng.integers(0, late_s + 1, n) * S * rng.integers(0, 2, n)
     arriving = np.argsort(windows.end_us + delay_us, kind="stable")
-    state, models = TolerantState(CELL, BOUND_S, threads, related=True), [Model(BOUND_S * S) for _ in range(4)]
+    state, models = TolerantState(CELL, BOUND_S, threads), [Model(BOUND_S * S) for _ in range(4)]
     accepted: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 1)
@@ -185,7 +178,7 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
             if len(taken) == 0:
                 assert len(slots) == 0
                 continue
-            x_in_order = FeatureState(CELL, related=True).advance(task[everything], windows.take(everything))
+            x_in_order = FeatureState(CELL).advance(task[everything], windows.take(everything))
             last = np.searchsorted(task[everything], slots, side="right") - 1
             assert same_bits(x[:, :FIRST_COLLECTION].copy(), x_in_order[last, :FIRST_COLLECTION].copy())
             assert not np.isinf(x).any()
@@ -196,7 +189,7 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
 
 def test_each_kind_is_told_by_hand_and_asking_changes_nothing(history: History) -> None:
     windows = history([0.1 * k for k in range(1, 9)])  # they end at 900, 1200, … 3000 s
-    state, none = TolerantState(CELL, BOUND_S, related=True), np.zeros(8, np.int64)
+    state, none = TolerantState(CELL, BOUND_S), np.zeros(8, np.int64)
     state.advance(none[:5], windows.take(np.array([0, 2, 3, 4, 6])))  # the last one at 2700 s
     before = saved(state)
     asked = windows.take(np.array([7, 5, 5, 6, 1, 0, 4, 7]))
@@ -213,10 +206,10 @@ def test_each_kind_is_told_by_hand_and_asking_changes_nothing(history: History) 
 
 def test_without_a_bound_nothing_late_is_taken_and_nothing_is_held_for_it(history: History) -> None:
     windows, none = history([0.1, 0.2, 0.3]), np.zeros(3, np.int64)
-    state = TolerantState(CELL, 0, related=True)
+    state = TolerantState(CELL, 0)
     state.advance(none[:2], windows.take(np.array([0, 2])))
     assert state.classify(none[:2], windows.take(np.array([1, 0]))).tolist() == [TOO_LATE, REPEATED]
-    assert state.bytes_per_task == KEPT.itemsize + MEMBER.itemsize + len(state._histograms) * ROW.itemsize
+    assert state.bytes_per_task == KEPT.itemsize + len(state._histograms) * ROW.itemsize
     assert TolerantState(CELL, 0).bytes_per_task == KEPT.itemsize < STATE.itemsize - 1_700
     assert sum(array.nbytes for name, array in state.memory().items() if name.startswith(("held", "pending"))) == 0
 
@@ -235,25 +228,20 @@ def test_a_task_has_one_record_and_the_windows_held_whatever_the_bound(history: 
         assert 0 < of_histograms < 400  # one level of CPU and memory: an octave or two of each histogram
 
 
-def test_a_late_window_leaves_the_last_one_the_last_and_counts_for_a_sibling_from_now_on(history: History) -> None:
-    mine, other = history([0.5] * 4), owned(history([0.2, 0.9, 0.3, 0.3]), instance=1)
-    state = TolerantState(CELL, BOUND_S, related=True)
-    both = concatenate([mine.take(slice(0, 3)), other.take(np.array([0, 2]))])
-    state.advance(np.array([0, 0, 0, 1, 1]), both)
-    slots, x, end_us, row = state.advance(np.array([1]), other.take(slice(1, 2)))
-    assert (slots.tolist(), end_us.tolist(), row.tolist()) == ([1], [other.end_us[2]], [-1])
+def test_a_late_window_leaves_the_last_one_the_last(history: History) -> None:
+    windows = history([0.2, 0.9, 0.3])
+    state = TolerantState(CELL, BOUND_S)
+    state.advance(np.array([1, 1]), windows.take(np.array([0, 2])))
+    slots, x, end_us, row = state.advance(np.array([1]), windows.take(slice(1, 2)))
+    assert (slots.tolist(), end_us.tolist(), row.tolist()) == ([1], [windows.end_us[2]], [-1])
     assert value(x, "cpu_last") == pytest.approx(0.3)
     assert value(x, "cpu_max_ever") == pytest.approx(0.9)
-    slots, x, _, row = state.advance(np.array([0]), mine.take(slice(3, 4)))
-    assert row.tolist() == [0]
-    assert value(x, "sibling_cpu_max") == pytest.approx(0.9)
-    assert value(x, "sibling_cpu_mean") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
 
 
 @pytest.mark.parametrize("kind", [REPEATED, TOO_LATE])
 def test_a_row_that_would_be_refused_is_a_fault_of_the_caller(kind: int, history: History) -> None:
     windows, none = history([0.1] * 9), np.zeros(1, np.int64)
-    state = TolerantState(CELL, BOUND_S, related=True)
+    state = TolerantState(CELL, BOUND_S)
     state.advance(none.repeat(8), windows.take(slice(1, 9)))
     row = windows.take(slice(8, 9) if kind == REPEATED else slice(0, 1))
     assert state.classify(none, row).tolist() == [kind]
@@ -265,7 +253,7 @@ def test_a_row_that_would_be_refused_is_a_fault_of_the_caller(kind: int, history
 
 def test_a_call_without_a_window_touches_no_task() -> None:
     nothing = np.zeros(0, np.int64)
-    state = TolerantState(CELL, BOUND_S, related=True)
+    state = TolerantState(CELL, BOUND_S)
     assert len(state.classify(nothing, empty_windows())) == 0
     assert [len(part) for part in state.advance(nothing, empty_windows())] == [0, 0, 0, 0]
 
@@ -277,58 +265,19 @@ def test_a_slot_that_was_released_serves_a_new_task_as_a_fresh_one_would(
 ) -> None:
     first, then = (in_order(random_histories(s)) for s in (seed, seed + 1))
     then.collection_id[:] += 1_000
-    for owner in (then.user, then.name):  # related to no task of before
-        owner[owner >= 0] += 1_000
     expected, task = fresh(then), then.task_numbers()
-    state = TolerantState(CELL, bound_s, related=True)
+    state = TolerantState(CELL, bound_s)
     state.advance(first.task_numbers(), first)
     state.forget(np.random.default_rng(seed).permutation(len(np.unique(first.task_numbers())) + 3))
-    assert groups_of(state)["sibling"] == 0
     for rows in at_random(by_time(then), seed):
         _, x, _, _ = state.advance(task[rows], then.take(rows))
         assert same_bits(x, expected[last_rows(task, then.end_us, rows)])
 
 
-def test_what_a_task_did_that_has_left_still_counts_for_its_siblings_even_for_the_heir_of_its_slot(
-    history: History,
-) -> None:
-    mine, gone = history([0.5] * 3), owned(history([0.9]), instance=1)
-    state = TolerantState(CELL, BOUND_S, related=True)
-    state.advance(np.array([0, 1]), concatenate([mine.take(slice(0, 1)), gone]))
-    state.forget(np.array([1]))
-    heir = owned(history([0.2, 0.2], start_s=900), instance=2)
-    _, x, _, _ = state.advance(np.array([0, 1]), concatenate([mine.take(slice(1, 2)), heir.take(slice(0, 1))]))
-    for row, mean in ((0, 0.9), (1, 0.7)):
-        assert value(x, "sibling_cpu_max", row) == pytest.approx(0.9)
-        assert value(x, "sibling_cpu_now_max", row) == pytest.approx(0.9)
-        assert value(x, "sibling_cpu_mean", row) == pytest.approx(mean)
-    assert value(x, "sibling_tasks", 1) == pytest.approx(math.log2(3))
-
-
-def test_what_a_collection_did_that_has_left_still_counts_for_its_name_and_user_even_for_the_heir_of_its_number(
-    history: History,
-) -> None:
-    state = TolerantState(CELL, BOUND_S, related=True)
-    gone = owned(concatenate([history([0.9], task=1), history([0.8], task=1)]), user=3, name=4)
-    gone.instance_index[:] = (0, 1)
-    state.advance(np.array([0, 1]), gone)
-    state.forget(np.array([0, 1]))
-    assert groups_of(state) == {"sibling": 0, "name": 1, "user": 1}
-    heir = owned(history([0.2], task=2, start_s=900), user=3, name=4)
-    _, x, _, _ = state.advance(np.array([0]), heir)
-    assert value(x, "sibling_tasks") == 0
-    for kind in ("name", "user"):
-        assert value(x, f"{kind}_tasks") == pytest.approx(math.log2(3))
-        assert value(x, f"{kind}_cpu_max") == pytest.approx(0.9)
-        assert value(x, f"{kind}_cpu_mean") == pytest.approx(0.85)
-
-
 @settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, BOUND_S]), stop=st.floats(0, 1), related=st.booleans()
-)  # fmt: skip
+@given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, BOUND_S]), stop=st.floats(0, 1))
 def test_from_what_was_saved_at_any_moment_it_goes_on_to_the_bit(
-    seed: int, bound_s: float, stop: float, related: bool, random_histories: History
+    seed: int, bound_s: float, stop: float, random_histories: History
 ) -> None:
     rng = np.random.default_rng(seed)
     windows = random_histories(seed, n_tasks=9, longest=25)
@@ -346,7 +295,7 @@ def test_from_what_was_saved_at_any_moment_it_goes_on_to_the_bit(
         return answers
 
     cut = int(stop * len(calls))
-    one, two = (TolerantState(CELL, bound_s, room=room, related=related) for room in (0, 5))
+    one, two = (TolerantState(CELL, bound_s, room=room) for room in (0, 5))
     go_on(one, slice(0, cut))
     two.recall(saved(one))
     assert same_memory(saved(one), saved(two))
@@ -361,7 +310,7 @@ def test_with_another_bound_it_goes_on_from_where_the_tasks_stood(history: Histo
     windows, none = history([0.1, 0.4, 0.2, 0.3, 0.5]), np.zeros(5, np.int64)
     expected = fresh(windows)
     for before_s, after_s in ((0, BOUND_S), (BOUND_S, 0), (BOUND_S, 300), (300, BOUND_S)):
-        one, two = TolerantState(CELL, before_s, related=True), TolerantState(CELL, after_s, related=True)
+        one, two = TolerantState(CELL, before_s), TolerantState(CELL, after_s)
         one.advance(none[:3], windows.take(slice(0, 3)))
         two.recall(saved(one))
         late = two.classify(none[:1], windows.take(slice(1, 2)))
@@ -374,7 +323,7 @@ def test_with_another_bound_it_goes_on_from_where_the_tasks_stood(history: Histo
 def test_a_cell_that_is_described_otherwise_goes_on_as_if_it_had_always_been_so(history: History) -> None:
     windows, none = history([0.1, 0.4, 0.2, 0.3, 0.5]), np.zeros(5, np.int64)
     for cell in (Cell(), Cell((32.0, math.nan), -3_600_000_000)):  # a larger machine, and summer time
-        always, one, two = (TolerantState(of, BOUND_S, related=True) for of in (cell, CELL, cell))
+        always, one, two = (TolerantState(of, BOUND_S) for of in (cell, CELL, cell))
         for state in (always, one):
             state.advance(none[:3], windows.take(slice(0, 3)))
         two.recall(saved(one))
@@ -385,15 +334,16 @@ def test_a_cell_that_is_described_otherwise_goes_on_as_if_it_had_always_been_so(
 
 
 def test_memory_of_other_code_is_refused(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = TolerantState(CELL, BOUND_S, related=True)
+    state = TolerantState(CELL, BOUND_S)
     state.advance(np.zeros(1, np.int64), history([0.1]))
     memory = saved(state)
     with monkeypatch.context() as other_code:
         other_code.setattr(live, "PIPELINE_VERSION", "another")
         with pytest.raises(ConfigError, match=r"cannot go on in tolerant features.*another"):
-            TolerantState(CELL, BOUND_S, related=True).recall(memory)
+            TolerantState(CELL, BOUND_S).recall(memory)
+    with_others = str(memory["made_by"]).replace("related=False", "related=True")  # features that have gone
     with pytest.raises(ConfigError, match=r"related=True.* cannot go on in .*related=False"):
-        TolerantState(CELL, BOUND_S).recall(memory)
+        state.recall(memory | {"made_by": np.array(with_others)})
     with pytest.raises(ConfigError, match="something unknown"):
         state.recall({})
     of: Any = KEPT.fields
@@ -409,41 +359,7 @@ def test_memory_of_other_code_is_refused(history: History, monkeypatch: pytest.M
     for name, array in (("task", memory["task"].view(other)), ("held", memory["held"][:, None])):
         with pytest.raises(ConfigError, match=f"does not fit in {name!r}, other code saved it"):
             state.recall(memory | {name: array})
-    with pytest.raises(ConfigError, match="does not fit in 'member'"):
-        state.recall({name: array for name, array in memory.items() if name != "member"})
     state.recall(memory)
-
-
-def test_collections_that_come_and_go_leave_no_more_groups_than_there_are(history: History) -> None:
-    state, slots = TolerantState(CELL, BOUND_S, related=True), np.arange(6)
-    most = dict.fromkeys(("sibling", "name", "user"), 0)
-    sizes = set()
-    day_s, per_day = 86_400, 4
-    for k in range(80 * per_day):  # every six hours two collections of three tasks, of a name and a user of their own
-        tasks = [
-            owned(history([0.1], task=2 * k + j // 3, start_s=k * day_s // per_day), user=k, name=k, instance=j)
-            for j in range(6)
-        ]
-        state.advance(slots, concatenate(tasks))
-        state.forget(slots)
-        most = {kind: max(most[kind], n) for kind, n in groups_of(state).items()}
-        sizes.add(sum(array.nbytes for array in state.memory().values()))
-    assert most["sibling"] == 0
-    assert most["name"] == most["user"] <= (KEEP_IDLE_DAYS + 2) * per_day
-    assert len(state.memory()["user"]) <= (KEEP_IDLE_DAYS + 2) * per_day
-    assert len(state.memory()["sibling"]) == 2
-
-
-def test_a_user_that_comes_back_within_the_month_is_known_and_after_it_is_not(history: History) -> None:
-    for days, known in ((KEEP_IDLE_DAYS - 1, 1), (KEEP_IDLE_DAYS + 2, 0)):
-        state, slot = TolerantState(CELL, BOUND_S, related=True), np.zeros(1, np.int64)
-        state.advance(slot, owned(history([0.3], task=1), user=5))
-        state.forget(slot)
-        back = owned(history([0.1], task=2, start_s=600 + days * 86_400), user=5)
-        _, x, _, _ = state.advance(slot, back)
-        assert value(x, "user_tasks") == known
-    state.advance(slot + 1, owned(history([0.3], task=3, start_s=10**9), user=6))
-    assert groups_of(state)["user"] == 2  # one with a task is never idle, however long it is silent
 
 
 def churn(state: TolerantState, history: History, days: range, per_day: int = 20) -> list[NDArray[np.float32]]:
@@ -456,45 +372,16 @@ def churn(state: TolerantState, history: History, days: range, per_day: int = 20
     return rows
 
 
-def test_names_that_never_come_back_leave_no_more_of_them_than_the_bound(history: History) -> None:
-    state, sizes = TolerantState(CELL, BOUND_S, related=True, most_idle=16), []
-    for day in range(4):
-        churn(state, history, range(day, day + 1))
-        sizes.append(sum(array.nbytes for array in state.memory().values()))
-    assert groups_of(state)["name"] <= 16
-    assert groups_of(state)["user"] <= 16
-    assert len(set(sizes)) == 1
-    assert state.related is not None
-    assert state.related.forgotten >= 2 * (4 * 20 - 16)
-    back, slot = owned(history([0.1], task=99, start_s=10**6), user=79), np.zeros(1, np.int64)
-    assert value(state.advance(slot, back)[1], "user_tasks") == 1  # those of the latest windows are the ones that stay
-    back = owned(history([0.1], task=98, start_s=10**6), user=1)
-    assert value(state.advance(slot + 1, back)[1], "user_tasks") == 0
-
-
-def test_without_features_of_related_tasks_no_name_and_no_user_is_kept(history: History) -> None:
+def test_names_and_users_that_come_and_go_leave_nothing_behind(history: History) -> None:
     state = TolerantState(CELL, BOUND_S)
     churn(state, history, range(1))
     before = {name: array.nbytes for name, array in state.memory().items()}
     churn(state, history, range(1, 3))
     assert {name: array.nbytes for name, array in state.memory().items()} == before
-    assert state.related is None
-
-
-def test_what_is_forgotten_is_the_same_after_a_restart_at_any_moment(history: History) -> None:
-    ours, theirs = (TolerantState(CELL, BOUND_S, related=True, most_idle=8) for _ in range(2))
-    for day in range(4):
-        expected = churn(ours, history, range(day, day + 1), 7)
-        assert all(
-            same_bits(*pair) for pair in zip(churn(theirs, history, range(day, day + 1), 7), expected, strict=True)
-        )
-        assert same_memory(saved(ours), saved(theirs))
-        memory, theirs = saved(theirs), TolerantState(CELL, BOUND_S, related=True, most_idle=8)
-        theirs.recall(memory)
 
 
 def test_a_memory_outlives_a_change_of_the_code_that_changes_nothing_of_what_is_kept(history: History) -> None:
-    one, two = TolerantState(CELL, BOUND_S, related=True), TolerantState(CELL, BOUND_S, related=True)
+    one, two = TolerantState(CELL, BOUND_S), TolerantState(CELL, BOUND_S)
     windows, none = history([0.1, 0.4, 0.2]), np.zeros(1, np.int64)
     one.advance(np.zeros(2, np.int64), windows.take(slice(0, 2)))
     memory = saved(one)

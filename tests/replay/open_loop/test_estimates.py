@@ -1,6 +1,5 @@
 """Folding a dataset: which rows are kept, what is known to have come after them, and that answers stay their own."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import Windows, concatenate
-from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, in_period
 from reclaim.features.targets import HORIZONS_S
@@ -108,22 +106,17 @@ def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[His
     np.testing.assert_array_equal(widened(answers["borg"]).of["aggressive"].rule, whole.rule[rows])
 
 
-@pytest.mark.parametrize(("stored", "read"), [(False, False), (True, False), (True, True)])
 def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_folding(
-    dataset: Path, bundle: Bundle, related_bundle: Bundle, tmp_path: Path, stored: bool, read: bool
+    dataset: Path, bundle: Bundle
 ) -> None:
-    dataset, bundle = Path(shutil.copytree(dataset, tmp_path / "dataset")), related_bundle if read else bundle
     opened = Dataset.open(dataset)
-    build_features(opened, FeatureConfig(related=stored))
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
     history, priced = fold_dataset(FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {})
     rows = global_rows(dataset, history)
     answers = priced["network"]
     for margin in MARGIN_NAMES:
-        alone = ForecastEstimator(
-            bundle.forecaster, 3600, bundle.prices[margin], bundle.mean_limit, opened.cell(), related=read,
-        )  # fmt: skip
-        whole = run_base(alone, everything)  # siblings stand in one call
+        alone = ForecastEstimator(bundle.forecaster, 3600, bundle.prices[margin], bundle.mean_limit, opened.cell())
+        whole = run_base(alone, everything)
         held = answers.under(bundle.prices, margin, history.windows)
         np.testing.assert_array_equal(held, whole.reservation[rows])
         assert len(np.unique(whole.reservation)) > 100

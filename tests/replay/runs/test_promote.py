@@ -126,15 +126,6 @@ def test_the_first_of_a_name_is_compared_with_the_built_in_model_where_a_dataset
     assert better.why == "not worse than the built-in model on validation rows"
 
 
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_a_model_of_related_tasks_is_judged_on_features_that_have_them_alone(
-    dataset: Path, registry: Registry, version: str
-) -> None:
-    registry.models[version] = replace(registry.models[version], related=True)
-    with pytest.raises(ConfigError, match=r"reads the features of related tasks.*reclaim features .* related=true"):
-        promote([dataset], "reclaim/2")
-
-
 def test_no_model_is_judged_on_rows_that_it_was_trained_on(dataset: Path, registry: Registry) -> None:
     features = FeatureSet.open(dataset)
     trained = {"fingerprint": features.manifest["dataset"], "trained_until_us": features.cuts_us[0]}

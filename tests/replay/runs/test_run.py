@@ -395,14 +395,6 @@ def test_models_have_distinct_names_or_an_error_says_which_are_the_same() -> Non
         by_name([of_version("1"), again])
 
 
-def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: Path, tmp_path: Path) -> None:
-    bundles = {"trees": replace(learned(), related=True)}
-    with pytest.raises(
-        ConfigError, match=r"which this feature set lacks; run `reclaim features .* --set related=true`"
-    ):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles=bundles, tracking=False)
-
-
 @pytest.mark.parametrize(
     ("learned_from", "replayed_on", "message"),
     [

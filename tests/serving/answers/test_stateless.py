@@ -35,9 +35,9 @@ Json = dict[str, Any]
 SETTINGS = ServingSettings()
 
 
-@pytest.fixture(scope="module", params=["own", "related"])
-def model(request: pytest.FixtureRequest, bundle: Bundle, related_bundle: Bundle) -> LoadedModel:
-    return LoadedModel("reclaim", "3", "reclaim@champion", bundle if request.param == "own" else related_bundle)
+@pytest.fixture(scope="module")
+def model(bundle: Bundle) -> LoadedModel:
+    return LoadedModel("reclaim", "3", "reclaim@champion", bundle)
 
 
 def ask(model: LoadedModel, tasks: Sequence[Json], **fields: Any) -> list[Json]:
@@ -97,28 +97,19 @@ def test_the_order_of_the_tasks_makes_no_difference(model: LoadedModel, history:
     assert ask(model, history.tasks[::-1]) == ask(model, history.tasks)[::-1]
 
 
-def test_a_single_task_is_answered_and_related_tasks_change_its_answer_where_the_model_reads_them(
-    model: LoadedModel, history: History
-) -> None:
+def test_a_single_task_is_answered_as_it_is_among_others(model: LoadedModel, history: History) -> None:
     together = ask(model, history.tasks)
     alone = [ask(model, [task])[0] for task in history.tasks]
     for task, other in zip(alone, together, strict=True):
         assert task["rule"]["cpu"] != "unknown"
         assert 0 < task["reservation"]["cpu"] <= task["limit"]["cpu"]
         assert task["history"] == other["history"]
-    same = [a["forecast"] == t["forecast"] for a, t in zip(alone, together, strict=True)]
-    assert same == [not model.bundle.related] * 4 + [True] * 2
-    # the last two have no sibling, and nobody else has their user
+        assert task["forecast"] == other["forecast"]
 
 
-@pytest.mark.parametrize("owner", ["user", "logical_name"])
-def test_an_earlier_run_is_one_of_the_same_user_and_logical_name(
-    owner: str, model: LoadedModel, history: History
-) -> None:
-    pair = history.tasks[1:3]
-    nameless = [{name: value for name, value in task.items() if name != owner} for task in pair]
-    same = [t["forecast"] for t in ask(model, nameless)] == [t["forecast"] for t in ask(model, pair)]
-    assert same != model.bundle.related
+def test_who_submitted_a_task_and_its_name_are_taken_and_change_no_answer(model: LoadedModel, history: History) -> None:
+    nameless = [{k: v for k, v in task.items() if k not in ("user", "logical_name")} for task in history.tasks]
+    assert ask(model, nameless) == ask(model, history.tasks)
 
 
 def test_the_cell_reaches_the_features(model: LoadedModel, history: History) -> None:

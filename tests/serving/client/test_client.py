@@ -180,8 +180,7 @@ def refusal(status: int, **headers: str) -> httpx.Response:
 
 STATE = (
     b'{"tracked":0,"collections_without_estimation":0,"clock_us":null,"bytes":0,"bytes_per_task":0,'
-    b'"collections":0,"names":0,"users":0,"related_bytes":0,"durable":true,'
-    b'"store":"ok","notes":[],"log_bytes":0,"snapshot_bytes":0,"snapshot_age_s":null,"waiting":0,'
+    b'"durable":true,"store":"ok","notes":[],"log_bytes":0,"snapshot_bytes":0,"snapshot_age_s":null,"waiting":0,'
     b'"follows":false,"advice":[],"prices":[],"machine_margins":[]}'
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -105,13 +104,6 @@ def tasks_of(histories: pa.Table) -> list[dict[str, Any]]:
     return [tasks[key] for key in sorted(tasks)]
 
 
-def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: Dataset, related_bundle: Bundle) -> None:
-    with pytest.raises(
-        ConfigError, match=r"which this feature set lacks; run `reclaim features .* --set related=true`"
-    ):
-        next(predictions(LoadedModel("m", "1", "m", related_bundle), dataset.path))
-
-
 def test_predictions_of_every_window_are_the_replays_answers(dataset: Dataset, model: LoadedModel) -> None:
     windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
     cell = FeatureSet.open(dataset.path).folding.cell
@@ -125,20 +117,6 @@ def test_predictions_of_every_window_are_the_replays_answers(dataset: Dataset, m
     np.testing.assert_array_equal(file["oom_probability"].to_numpy(), oom)
     memory = file["memory_q0.9"].to_numpy() / windows.limit[:, 1]
     np.testing.assert_allclose(memory, quantiles[:, 1, model.bundle.forecaster.quantile_levels.index(0.9)])
-
-
-def test_a_model_of_related_tasks_predicts_as_served_and_one_without_ignores_their_features(
-    dataset: Dataset, model: LoadedModel, related_bundle: Bundle, tmp_path: Path
-) -> None:
-    wide = Dataset.open(shutil.copytree(dataset.path, tmp_path / "dataset"))
-    features, _ = build_features(wide, FeatureConfig(monday_s=-86_400, related=True))
-    narrow = frame_of(predictions(model, dataset.path))
-    pd.testing.assert_frame_equal(frame_of(predictions(model, wide.path)), narrow, check_exact=True)
-    related = LoadedModel("related", "1", "related", related_bundle)
-    file = frame_of(predictions(related, wide.path))
-    answered = frame_of(predict_histories(related, histories_of(wide), cell=features.folding.cell))
-    pd.testing.assert_frame_equal(file, answered, check_exact=True)
-    assert not file.equals(narrow)
 
 
 def test_tasks_have_the_names_of_their_dataset(bundle_folder: Path, tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ from reclaim.training.margins.tune import TunedEstimator
 from reclaim.training.models.estimator import ForecastEstimator, at_price
 from reclaim.training.models.forecaster import NetworkForecaster
 
-RELATED = "forecast with related"
-NAMES = (*sorted(ESTIMATORS), "tuned", "forecast", RELATED)
+NAMES = (*sorted(ESTIMATORS), "tuned", "forecast")
 WINDOW_US = 300_000_000
 MARGIN = Margin("baseline", (0.2, 0.1))
 
@@ -44,13 +43,12 @@ Make = Callable[[], Estimator]
 
 
 @pytest.fixture(scope="session")
-def makers(random_forecaster: NetworkForecaster, related_forecaster: NetworkForecaster) -> dict[str, Make]:
+def makers(random_forecaster: NetworkForecaster) -> dict[str, Make]:
     """Return makers of fresh estimators, by name."""
     return {
         **{name: partial(build_estimator, name) for name in ESTIMATORS},
         "tuned": partial(TunedEstimator, "borg", TUNING),
         "forecast": lambda: ForecastEstimator(random_forecaster, 3_600, PRICE),
-        RELATED: lambda: ForecastEstimator(related_forecaster, 3_600, PRICE, related=True),
     }
 
 
@@ -60,20 +58,18 @@ def make(request: pytest.FixtureRequest, makers: dict[str, Make]) -> Make:
     return makers[request.param]
 
 
-def _histories(seed: int, n_tasks: int = 4, longest: int = 80, *, related: bool = False) -> Windows:
+def _histories(seed: int, n_tasks: int = 4, longest: int = 80) -> Windows:
     """Return tasks of any length with bursts, gaps, changed limits, restarts and unknown measurements.
 
-    With ``related`` each two are siblings, and all are runs of one logical name; else no two have anything in common.
+    Each two are of one collection.
     """
     rng = np.random.default_rng(seed)
     parts = []
     for task in range(n_tasks):
         n = int(rng.integers(1, longest))
         w = empty_windows(n)
-        w.collection_id[:] = 10 + (task // 2 if related else task)
+        w.collection_id[:] = 10 + task // 2
         w.instance_index[:] = task
-        if related:
-            w.user[:], w.name[:] = 7, 8
         steps = rng.choice([1, 1, 1, 1, 1, 2, 40], n)
         w.start_us[:] = WINDOW_US * (2 + rng.integers(0, 50) + np.cumsum(steps))
         w.end_us[:] = w.start_us + WINDOW_US
@@ -140,7 +136,7 @@ def test_two_fresh_estimators_agree_to_the_bit(make: Make) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_changing_the_future_never_changes_the_past(name: str, seed: int, cut: float, makers: dict[str, Make]) -> None:
     make = makers[name]
-    windows = _histories(seed, related=True)
+    windows = _histories(seed)
     slot = windows.task_numbers()
     now_us = int(np.quantile(windows.end_us, cut))
     future = windows.start_us >= now_us
@@ -162,7 +158,7 @@ def test_how_a_history_is_cut_into_calls_makes_no_difference(
     name: str, seed: int, data: st.DataObject, makers: dict[str, Make]
 ) -> None:
     make = makers[name]
-    windows = _histories(seed, longest=40, related=True)
+    windows = _histories(seed, longest=40)
     slot = windows.task_numbers()
     whole = make().update(slot, windows)
     # as a live service sees it: ordered by time over all tasks, in calls of any size
@@ -191,15 +187,6 @@ def test_tasks_come_and_go_without_touching_the_others(make: Make) -> None:
         mine = slot == task
         alone = make().update(np.zeros(mine.sum(), np.int64), windows.take(mine))
         assert _bits(alone)[:2] == _bits(together.take(mine))[:2]
-
-
-def test_only_a_forecast_of_related_tasks_uses_them(make: Make, request: pytest.FixtureRequest) -> None:
-    windows = _histories(11, related=True)
-    slot = windows.task_numbers()
-    together = make().update(slot, windows)
-    alone = [make().update(slot[slot == task], windows.take(slot == task)) for task in range(4)]
-    same = np.concatenate([a.reservation for a in alone]).tobytes() == together.reservation.tobytes()
-    assert same == (request.node.callspec.params["make"] != RELATED)
 
 
 def test_the_cell_reaches_the_features(random_forecaster: NetworkForecaster) -> None:
@@ -235,10 +222,10 @@ def test_a_repeated_or_late_window_changes_nothing_that_comes_after(
 
 
 def test_saved_and_restored_in_the_middle_it_goes_on_as_if_it_had_not_stopped(make: Make, tmp_path: Path) -> None:
-    windows = _histories(13, related=True)
+    windows = _histories(13)
     slot = windows.task_numbers()
     for times_us in (windows.start_us, windows.end_us):
-        times_us[slot >= 2] += 86_400_000_000  # a collection that is new after the stop, of a user known before
+        times_us[slot >= 2] += 86_400_000_000  # a collection that is new after the stop
     order = np.lexsort((slot, windows.end_us))
     before, after = np.split(order, [(slot < 2).sum() * 3 // 4])
     whole = make()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.features.registry import CALENDAR, FEATURE_NAMES, FIRST_RELATED, FIRST_SHAPE, FIRST_SINGLE
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.evaluation.importance import (
@@ -136,7 +136,6 @@ def test_the_highest_rises_come_first_unknown_ones_last_and_the_widest_is_of_any
 @pytest.mark.parametrize(
     ("name", "group"),
     [
-        ("sibling_cpu_mean", "siblings"), ("name_ooms", "earlier runs"), ("user_ooms", "earlier runs"),
         (CALENDAR[0], "calendar"), ("age", "task facts"), ("tier_prod", "task facts"),
         ("memory_limit_change", "task facts"), (FEATURE_NAMES[FIRST_SHAPE], "shape"),
         (FEATURE_NAMES[FIRST_SINGLE - 1], "shape"), ("memory_last", "usage statistics"),
@@ -149,7 +148,7 @@ def test_a_feature_is_in_the_group_that_its_name_says(name: str, group: str) -> 
 def test_a_network_without_calibration_is_measured(random_forecaster: NetworkForecaster) -> None:
     x, y = rows(300)
     columns = columns_alone(FEATURE_NAMES[:5])
-    found = permutation_importance(random_forecaster, x[:, :FIRST_RELATED], y, horizon_s=3_600, columns=columns)
+    found = permutation_importance(random_forecaster, x, y, horizon_s=3_600, columns=columns)
     assert (found.rise != 0).any(axis=1).all()
 
 

@@ -13,7 +13,7 @@ import pytest
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, empty_windows
 from reclaim.features.groups import RowKeys
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import load_bundle
 from reclaim.training.estimators.base import Forecast
@@ -135,7 +135,7 @@ def test_the_budget_is_kept_over_the_horizon_that_is_promised_and_by_tier_where_
 
 
 def test_the_built_in_model_is_priced_on_the_same_rows_as_the_one_that_it_is_compared_with() -> None:
-    rows = replace(valid(), x=np.zeros((N, FIRST_RELATED), np.float32))
+    rows = replace(valid(), x=np.zeros((N, N_FEATURES), np.float32))
     config = TrainConfig(horizon_s=86_400, by_tier=True)
     builtin = load_bundle(BUILTIN_FOLDER).forecaster.predict(rows.x, 86_400)
     found = builtin_calibration(rows, config)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.devices import recorded as module
 from reclaim.training.fitting.devices.distributed import Ranks
@@ -263,7 +263,7 @@ def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     narrow = rows_of_noise(300, 0)
-    x = np.zeros((300, FIRST_RELATED), np.float32)
+    x = np.zeros((300, N_FEATURES), np.float32)
     x[:, : narrow.x.shape[1]] = narrow.x
     rows = Rows(x, narrow.y, narrow.oom)
     valid = Samples.of_rows(rows)
@@ -284,7 +284,7 @@ def test_the_second_fit_is_of_the_newest_rows_as_old_as_the_best_of_the_first_an
 ) -> None:
     rows, newest, valid = (rows_of_noise(n, seed) for n, seed in ((300, 0), (400, 2), (100, 1)))
     rows, newest, valid = (
-        replace(of, x=np.pad(of.x, ((0, 0), (0, FIRST_RELATED - of.x.shape[1])))) for of in (rows, newest, valid)
+        replace(of, x=np.pad(of.x, ((0, 0), (0, N_FEATURES - of.x.shape[1])))) for of in (rows, newest, valid)
     )
     rows.oom[:, 1] = newest.oom[:, 2] = np.nan
     monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])

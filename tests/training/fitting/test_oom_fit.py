@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, VALID_UNSEEN
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting import oom_fit
@@ -42,7 +42,7 @@ def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
 def cell(n: int, seed: int = 0, rare: float = 0.004) -> Any:
     """Return rows of which those above 97 % of the limit meet an end within the hour, rarely."""
     rng = np.random.default_rng(seed)
-    x = np.zeros((n, FIRST_RELATED), np.float32)
+    x = np.zeros((n, N_FEATURES), np.float32)
     x[:, AT.memory_mean_2h] = rng.random(n)
     x[:, AT.memory_last] = np.where(rng.random(n) < rare, rng.uniform(0.97, 1, n), rng.uniform(0, 0.97, n))
     oom = np.repeat((x[:, AT.memory_last] >= 0.97).astype(np.float32)[:, None], H, axis=1)
@@ -51,7 +51,7 @@ def cell(n: int, seed: int = 0, rare: float = 0.004) -> Any:
 
 def test_rows_before_an_end_are_all_kept_and_the_weights_add_up_to_the_rest() -> None:
     rng, n = np.random.default_rng(3), 60_000
-    x = rng.random((n, FIRST_RELATED)).astype(np.float32)
+    x = rng.random((n, N_FEATURES)).astype(np.float32)
     x[:, [AT.ooms, AT.collection_ooms]] = rng.random((n, 2)) < 0.01
     oom = (rng.random((n, H)) < 0.003).astype(np.float32)
     oom[:, 0] = np.minimum(oom[:, 0], oom[:, 1])
@@ -69,7 +69,7 @@ def test_rows_before_an_end_are_all_kept_and_the_weights_add_up_to_the_rest() ->
 def test_a_row_counts_for_all_that_it_stands_for_by_how_near_it_is_to_an_end() -> None:
     # a thousand rows of each kind: an end within the hour, within the day, near the limit, of either history, others
     kind = np.repeat(np.arange(6), 1_000)
-    x, oom = np.zeros((6_000, FIRST_RELATED), np.float32), np.zeros((6_000, H), np.float32)
+    x, oom = np.zeros((6_000, N_FEATURES), np.float32), np.zeros((6_000, H), np.float32)
     oom[kind == 0, 1:], oom[kind == 1, 2] = 1, 1
     x[:, AT.memory_last] = np.where(kind == 2, 0.81, 0.79)
     x[(kind == 1) & (np.arange(6_000) % 2 == 0), AT.memory_last] = 0.9  # half are near the limit, too
@@ -240,12 +240,12 @@ def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fi
 )  # fmt: skip
 def test_the_probability_never_turns_around_in_a_feature_of_known_direction(feature: int, direction: int) -> None:
     rng, n = np.random.default_rng(5), 30_000
-    x = np.zeros((n, FIRST_RELATED), np.float32)
+    x = np.zeros((n, N_FEATURES), np.float32)
     x[:, feature], x[:, AT.memory_last] = rng.random(n), 0.9  # all rows of a history or near the limit are alike
     band = (x[:, feature] > 0.4) & (x[:, feature] < 0.6)  # free trees would rise and fall
     model = fit_oom([source(x, np.repeat(band.astype(np.float32)[:, None], H, axis=1))], seed=0)
     assert model is not None
-    at = np.zeros((101, FIRST_RELATED), np.float32)
+    at = np.zeros((101, N_FEATURES), np.float32)
     at[:, feature] = np.linspace(0, 1, 101)
     p = model.predict(at)[:, 1] * direction
     assert (np.diff(p) >= 0).all()

@@ -12,7 +12,7 @@ import pytest
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting import portable
 from reclaim.training.fitting.portable import PortableLearner
@@ -129,7 +129,7 @@ def test_peak_cpu_is_learned_where_most_windows_have_a_peak_above_their_mean(rec
     n, hour = 10, 1
     y, inside = np.full((n, len(TARGETS), len(HORIZONS_S)), np.nan, np.float32), np.ones((n, len(HORIZONS_S)), bool)
     y[[0, 1, 2, 3], :, hour], inside[2, hour] = 0.5, False
-    x = np.zeros((n, FIRST_RELATED), np.float32)
+    x = np.zeros((n, N_FEATURES), np.float32)
     x[:, AT.cpu_last] = 0.2
     x[:, AT.peak_cpu_last] = np.where(np.arange(n) < recorded * n, 0.3, 0.201)  # the rest but for rounding
     features: Any = SimpleNamespace(x=x, y=y, inside=inside)

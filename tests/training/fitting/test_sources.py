@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from reclaim.data.errors import ConfigError
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, PAGE_CACHE, Windows, demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SIGNALS
@@ -144,19 +143,13 @@ def test_the_collections_that_a_training_kept_unseen_are_none_where_no_test_foll
     assert found == {"trained_until_us": 5, "tuned_until_us": 7, "kept_unseen": kept}
 
 
-def test_datasets_are_opened_in_the_order_of_their_fingerprints_and_must_agree_on_related_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    related = {"a": True, "b": True, "c": False}
+def test_datasets_are_opened_in_the_order_of_their_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "reclaim.data.dataset.Dataset.open", lambda path: SimpleNamespace(path=path, fingerprint=path.name)
     )
-    monkeypatch.setattr(FeatureSet, "open", lambda path: SimpleNamespace(role="all", related=related[path.name]))
+    monkeypatch.setattr(FeatureSet, "open", lambda _: SimpleNamespace(role="all"))
     for order in ("ab", "ba"):
         assert [source.dataset.fingerprint for source in sources.open_sources([Path(k) for k in order])] == ["a", "b"]
-    for order in ("abc", "ca"):
-        with pytest.raises(ConfigError, match=r"^c: its features lack those of related tasks"):
-            sources.open_sources([Path(k) for k in order])
 
 
 def _four_rows(inside: list[bool]) -> Source:

@@ -122,22 +122,6 @@ def test_a_dataset_in_a_store_trains_the_model_of_the_same_dataset_here_and_keep
     assert bucket.contents() == before
 
 
-def test_a_model_of_related_tasks_answers_as_its_features_say_and_no_mixture_is_trained_on(
-    place: Path, other: Path, tmp_path: Path
-) -> None:
-    dataset = Dataset.open(shutil.copytree(other, tmp_path / "related"))
-    features, _ = build_features(dataset, FeatureConfig(related=True))
-    with pytest.raises(ConfigError, match=r"dataset: its features lack those of related tasks.*--set related=true"):
-        run_training([dataset.path, place / "dataset"], CONFIG)
-    report = run_training(dataset.path, replace(CONFIG, estimator="trees", experiment="related", model_name="related"))
-    bundle = load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
-    assert bundle.features == features.names
-    windows, estimator = dataset.windows(0), bundle.bare_estimator(cell=dataset.cell())
-    x = np.array(features.x[: len(windows)])
-    folded = estimator.update(windows.task_numbers(), windows).reservation
-    assert folded.tobytes() == estimator.answer(x, windows).reservation.tobytes()
-
-
 def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path, trained: TrainReport) -> None:
     folder, version = tracking.fetch_bundle("reclaim@champion")
     assert version == trained.version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting.trees import binnable, fit_trees, step_pairs
 from reclaim.training.models.survival import NOW
@@ -41,7 +41,7 @@ def test_of_too_many_pairs_a_seeded_choice_is_taken() -> None:
 def test_trees_learn_how_often_each_threshold_is_exceeded() -> None:
     # half of the tasks go on as they are, the others double: of those that use 0.2 half exceed 0.3, none exceeds 0.5
     rng = np.random.default_rng(0)
-    x = rng.random((2_000, FIRST_RELATED)).astype(np.float32)
+    x = rng.random((2_000, N_FEATURES)).astype(np.float32)
     x[:, NOW] = 0.2
     y = np.full((2_000, len(TARGETS), len(HORIZONS_S)), NAN, np.float32)
     y[:, 0, 1] = np.where(rng.random(2_000) < 0.5, 0.2, 0.4)
@@ -71,7 +71,7 @@ def test_of_many_rows_more_must_know_a_feature_than_a_leaf_has() -> None:
 
 def test_a_feature_that_hardly_any_row_knows_does_not_stop_the_fit() -> None:
     rng = np.random.default_rng(0)
-    x = rng.random((500, FIRST_RELATED)).astype(np.float32)
+    x = rng.random((500, N_FEATURES)).astype(np.float32)
     x[:, NOW] = 0.2
     y = np.full((500, len(TARGETS), len(HORIZONS_S)), NAN, np.float32)
     y[100:, 0, 1] = np.where(rng.random(400) < 0.5, 0.2, 0.4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, empty_windows
-from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.machines.curve import MachineCurve
@@ -30,7 +30,7 @@ def test_each_set_and_resource_is_answered_by_its_own_curve_and_margin() -> None
 def test_a_task_is_a_newcomer_by_the_windows_that_its_features_have_seen() -> None:
     seen = np.arange(1, 40)
     n, horizons_s = len(seen), (300, 3_600)
-    windows, x = empty_windows(n), np.zeros((n, FIRST_RELATED), np.float32)
+    windows, x = empty_windows(n), np.zeros((n, N_FEATURES), np.float32)
     windows.usage[:, [CPU_MEAN, MEMORY_MAX]], windows.limit[:] = 0.1, 1.0
     x[:, AT.seen] = np.log2(1.0 + seen)
     survival = np.tile(np.array([0.5, 0.0], np.float32), (n, len(TARGETS), len(horizons_s), 1))

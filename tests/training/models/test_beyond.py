@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.features.registry import AT, FIRST_RELATED, SIGNALS
+from reclaim.features.registry import AT, N_FEATURES, SIGNALS
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.beyond import RATIOS, RECENT, SO_FAR, STALE, TAILS, Beyond, beyond_of, temper
 from reclaim.training.models.forecaster import NetworkForecaster
@@ -25,7 +25,7 @@ LAST = RECENT.shape[1] - len(STALE) - 1
 
 def rows(ever: float, seen: float, n: int = 1, *, week: float | None = None) -> NDArray[np.float32]:
     """Return features of tasks whose largest so far is known, and of a week, by default the same; of every signal."""
-    x = np.full((n, FIRST_RELATED), NAN, np.float32)
+    x = np.full((n, N_FEATURES), NAN, np.float32)
     x[:, [AT[f"{signal}_max_ever"] for signal in SIGNALS]] = ever
     x[:, [AT[f"{signal}_max_7d"] for signal in SIGNALS]] = ever if week is None else week
     x[:, AT.seen] = seen
@@ -148,7 +148,7 @@ def pair(random_forecaster: NetworkForecaster) -> tuple[NetworkForecaster, Netwo
 
 
 def _features(n: int) -> NDArray[np.float32]:
-    x = np.random.default_rng(4).random((n, FIRST_RELATED)).astype(np.float32)
+    x = np.random.default_rng(4).random((n, N_FEATURES)).astype(np.float32)
     x[:, AT.seen] *= 13
     x[::7, [AT.cpu_max_ever, AT.cpu_max_7d]] = NAN
     return x

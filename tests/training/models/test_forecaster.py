@@ -11,7 +11,7 @@ from sklearn.linear_model import LinearRegression
 from skops import io as skops_io
 
 from reclaim.data.errors import HistoryTooShortError, ModelError
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.trees import fit_trees
@@ -26,7 +26,7 @@ HOUR = HORIZONS_S.index(3_600)
 
 
 def _features(n: int, seed: int = 0) -> NDArray[np.float32]:
-    x = np.random.default_rng(seed).random((n, FIRST_RELATED)).astype(np.float32)
+    x = np.random.default_rng(seed).random((n, N_FEATURES)).astype(np.float32)
     x[::7, 3] = np.nan
     return x
 

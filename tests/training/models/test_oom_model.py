@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
+from reclaim.features.registry import FEATURE_NAMES, N_FEATURES
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
@@ -49,7 +49,7 @@ def model(fitted: tuple[bool, ...] = (True,) * H) -> OomModel:
     return OomModel(trees, np.array(fitted))
 
 
-def rows(n: int = 130, n_features: int = FIRST_RELATED) -> NDArray[np.float32]:
+def rows(n: int = 130, n_features: int = N_FEATURES) -> NDArray[np.float32]:
     """Return features, some unknown."""
     rng = np.random.default_rng(2)
     x = rng.normal(0, 2, (n, n_features)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_a_tree_of_two_leaves_by_hand() -> None:
         reads=[7, 3],
     )  # fmt: skip
     trees.start[0] = -1
-    x = np.zeros((3, FIRST_RELATED), np.float32)
+    x = np.zeros((3, N_FEATURES), np.float32)
     x[:, INPUTS[3]] = 0.5, 0.6, np.nan
     said = OomModel(trees, np.array([True, False, False])).predict(x)
     np.testing.assert_allclose(said[:, 0], 1 / (1 + np.exp([2.0, -1.0, -1.0])))

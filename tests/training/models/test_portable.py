@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from reclaim.features.registry import AT, FEATURE_NAMES, FIRST_RELATED
+from reclaim.features.registry import AT, FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.beyond import SO_FAR, temper
 from reclaim.training.models.network import Scaling, SurvivalNetwork
 from reclaim.training.models.portable import FIRST, INPUTS, PortableForecaster, inputs_of, place
 from reclaim.training.models.survival import ABOVE, LAST, N_BELOW, N_THRESHOLDS, thresholds_of
 
-_N: Final = len(FEATURE_NAMES[:FIRST_RELATED])
+_N: Final = len(FEATURE_NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_places_computed_again_are_those_of_the_other_inputs() -> None:
 def test_only_the_own_signal_moves_a_curve_and_nothing_of_the_cell_does(forecaster: PortableForecaster) -> None:
     x = _rows(1)
     before = forecaster.predict(x).survival[0]
-    for name in FEATURE_NAMES[:FIRST_RELATED]:
+    for name in FEATURE_NAMES:
         changed = x.copy()
         changed[0, AT[name]] += 0.25
         after = forecaster.predict(changed).survival[0]

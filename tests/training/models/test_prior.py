@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import load_bundle
 from reclaim.training.models.forecaster import Heads, NetworkForecaster
@@ -28,7 +28,7 @@ def others() -> PortableForecaster:
 
 
 def _features(n: int) -> NDArray[np.float32]:
-    return np.random.default_rng(4).random((n, FIRST_RELATED)).astype(np.float32)
+    return np.random.default_rng(4).random((n, N_FEATURES)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("quarters", "expected"), [(1, 0.27), (2, 0.09), (3, 0.03)])

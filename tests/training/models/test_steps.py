@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.margins import ladder as of_training
@@ -25,7 +25,7 @@ MEAN = (0.1, 0.2)
 def forecast(n: int, seed: int) -> Forecast:
     """Return a forecast of drawn curves: steep, flat and with equal steps; of some tasks nothing is known."""
     rng = np.random.default_rng(seed)
-    x = np.full((n, FIRST_RELATED), np.nan, np.float32)
+    x = np.full((n, N_FEATURES), np.nan, np.float32)
     x[:, NOW] = rng.choice([FLOOR, 0.02, 0.3, 0.97, CEILING, 3.0], (n, len(TARGETS))) * rng.uniform(0.9, 1.1, (n, 1))
     passed = rng.uniform(0, 1, (n, len(TARGETS), 1, N_THRESHOLDS)) ** rng.choice([0.001, 0.1, 1.0, 4.0], (n, 1, 1, 1))
     passed[rng.random(passed.shape) < 0.3] = 1.0
@@ -74,7 +74,7 @@ def test_equal_thresholds_and_a_use_beyond_the_limit_have_the_risk_of_the_ladder
 def test_steps_count_the_rungs_up_to_each_threshold_by_hand() -> None:
     # the first threshold is used now, 0.25, and never passed: it is the cheapest at every price but the last rung
     survival = np.zeros((1, len(TARGETS), 1, N_THRESHOLDS), np.float32)
-    x = np.full((1, FIRST_RELATED), np.nan, np.float32)
+    x = np.full((1, N_FEATURES), np.nan, np.float32)
     x[:, NOW] = 0.25
     of = forecast_of(survival, x, np.zeros((1, 1)), (HORIZON_S,), (0.5,))
     steps, risk = steps_at(of, HORIZON_S, np.array([[1.0, 4.0]]), MEAN)

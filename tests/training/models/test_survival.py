@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import TARGETS
 from reclaim.training.models.network import survival_loss, thresholds_from
 from reclaim.training.models.survival import (
@@ -36,7 +36,7 @@ SHARES = st.floats(0.0, 1.0, width=32)
 
 def using(*now: float) -> NDArray[np.float32]:
     """Return the features of tasks that use this share of each limit now."""
-    x = np.full((len(now), FIRST_RELATED), np.nan, np.float32)
+    x = np.full((len(now), N_FEATURES), np.nan, np.float32)
     x[:, NOW] = np.array(now, np.float32)[:, None]
     return x
 

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from reclaim.data.errors import ModelAbsentError, ModelError
-from reclaim.features.registry import feature_names
+from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
@@ -42,7 +42,7 @@ def bundle(random_forecaster: NetworkForecaster) -> Bundle:
 def _register(run: tracking.Run, bundle: Bundle, folder: Path, name: str, alias: str | None) -> tracking.ModelVersion:
     save_bundle(bundle, folder / "bundle")
     outputs = output_names(bundle.forecaster)
-    registered = tracking.register_bundle(run, folder / "bundle", name, inputs=bundle.features, outputs=outputs)
+    registered = tracking.register_bundle(run, folder / "bundle", name, inputs=FEATURE_NAMES, outputs=outputs)
     if alias is not None:
         tracking.move_alias(registered, alias)
     return registered
@@ -162,8 +162,8 @@ def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle,
         _register(run, bundle, tmp_path, "generic", tracking.CHAMPION)
     with default_store(default_tracking_uri()):
         model = mlflow.pyfunc.load_model("models:/generic@champion")
-    x = np.random.default_rng(0).random((3, len(feature_names(related=False)))).astype(np.float32)
-    answer = model.predict(pd.DataFrame(x, columns=list(feature_names(related=False))))
+    x = np.random.default_rng(0).random((3, len(FEATURE_NAMES))).astype(np.float32)
+    answer = model.predict(pd.DataFrame(x, columns=list(FEATURE_NAMES)))
     forecast = bundle.forecaster.predict(x)
     assert np.array_equal(answer["memory_3600s_q0.98"], forecast.quantiles[:, 1, 1, QUANTILE_LEVELS.index(0.98)])
 
