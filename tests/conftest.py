@@ -190,8 +190,8 @@ def bundle() -> Bundle:
 
     from reclaim.features.registry import N_FEATURES
     from reclaim.features.targets import HORIZONS_S, TARGETS
-    from reclaim.training.models.forecaster import NetworkForecaster
     from reclaim.training.models.network import Scaling, SurvivalNetwork
+    from reclaim.training.models.network_forecaster import NetworkForecaster
 
     generator = torch.Generator().manual_seed(7)
     network = SurvivalNetwork(

@@ -42,7 +42,7 @@ from reclaim.training.evaluation.importance import (
     permutation_importance,
 )
 from reclaim.training.fitting.network import fit_network
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig
 

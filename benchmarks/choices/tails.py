@@ -30,7 +30,7 @@ from reclaim.training.fitting.sources import Source, chosen_rows, open_sources
 from reclaim.training.margins.calibrate import calibrate
 from reclaim.training.models import beyond
 from reclaim.training.models.estimator import ForecastEstimator
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 
 HEIGHTS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)

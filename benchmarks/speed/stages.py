@@ -44,8 +44,8 @@ from reclaim.training.fitting.samples import Batch, Samples
 from reclaim.training.fitting.sources import Source, rows_in_memory
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import ForecastEstimator
-from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import SurvivalNetwork, survival_loss
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import FitConfig
 
 TASKS = 250_000

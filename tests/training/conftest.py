@@ -23,8 +23,8 @@ from reclaim.data.windows import (
 )
 from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import Scaling, SurvivalNetwork
+from reclaim.training.models.network_forecaster import NetworkForecaster
 
 WINDOW_US = 300_000_000
 FIRST_US = 600_000_000

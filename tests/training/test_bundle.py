@@ -31,7 +31,7 @@ from reclaim.training.bundle import (
     save_bundle,
 )
 from reclaim.training.margins.price import Price, three_prices
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.models.oom_model import OomModel
 from reclaim.training.settings import QUANTILE_LEVELS

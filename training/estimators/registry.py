@@ -74,7 +74,7 @@ class Learned:
 
 LEARNED: Final[dict[str, Learned]] = {
     "network": Learned(
-        "reclaim.training.models.forecaster:NetworkForecaster",
+        "reclaim.training.models.network_forecaster:NetworkForecaster",
         "reclaim.training.fitting.network:NetworkLearner",
         settings="fit",
         packages=("torch",),

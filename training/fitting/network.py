@@ -31,7 +31,7 @@ from reclaim.training.fitting.learner import Fitted, Learner, Objective, OnEpoch
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, newest_rows, rows_in_memory
 from reclaim.training.models.beyond import Beyond, beyond_of
-from reclaim.training.models.forecaster import Heads, NetworkForecaster
+from reclaim.training.models.forecaster import Heads
 from reclaim.training.models.network import (
     Scaling,
     SurvivalNetwork,
@@ -41,6 +41,7 @@ from reclaim.training.models.network import (
     thresholds_from,
     weighted_mean,
 )
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated
 from reclaim.training.models.portable import PortableForecaster
 from reclaim.training.models.prior import Prior, quarters_of

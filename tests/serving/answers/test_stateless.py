@@ -225,7 +225,8 @@ def test_a_missing_forecast_is_null_and_its_task_keeps_the_limit(model: LoadedMo
 
 
 def test_a_target_without_a_fit_is_null_and_its_resource_keeps_the_limit(model: LoadedModel, history: History) -> None:
-    from reclaim.training.models.forecaster import Heads, NetworkForecaster
+    from reclaim.training.models.forecaster import Heads
+    from reclaim.training.models.network_forecaster import NetworkForecaster
 
     whole = model.bundle.forecaster
     assert isinstance(whole, NetworkForecaster)

@@ -26,7 +26,7 @@ from reclaim.training.margins.margin import Guarded, Margin
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.tune import TunedEstimator
 from reclaim.training.models.estimator import ForecastEstimator, at_price
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 
 NAMES = (*sorted(ESTIMATORS), "tuned", "forecast")
 WINDOW_US = 300_000_000

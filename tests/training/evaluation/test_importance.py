@@ -17,7 +17,8 @@ from reclaim.training.evaluation.importance import (
     importance_figure,
     permutation_importance,
 )
-from reclaim.training.models.forecaster import ALL_HEADS, NetworkForecaster
+from reclaim.training.models.forecaster import ALL_HEADS
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.survival import quantiles_of
 
 T, H, F = len(TARGETS), len(HORIZONS_S), len(FEATURE_NAMES)

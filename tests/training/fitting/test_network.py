@@ -22,8 +22,8 @@ from reclaim.training.fitting.network import FitResult, choose_device, fit_netwo
 from reclaim.training.fitting.samples import Samples
 from reclaim.training.fitting.sources import Source
 from reclaim.training.models.beyond import beyond_of
-from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import SurvivalNetwork, survival_loss
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.prior import quarters_of
 from reclaim.training.models.survival import NOW, thresholds_of
 from reclaim.training.models.trees import Rows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reclaim.features.registry import AT, N_FEATURES, SIGNALS
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.beyond import RATIOS, RECENT, SO_FAR, STALE, TAILS, Beyond, beyond_of, temper
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.survival import N_THRESHOLDS
 
 NAN = np.nan

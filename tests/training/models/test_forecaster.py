@@ -15,8 +15,9 @@ from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.trees import fit_trees
-from reclaim.training.models.forecaster import Forecaster, Heads, NetworkForecaster
+from reclaim.training.models.forecaster import Forecaster, Heads
 from reclaim.training.models.forward import CHUNK_ROWS
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.models.survival import N_THRESHOLDS
 from reclaim.training.models.trees import Rows, TreeForecaster

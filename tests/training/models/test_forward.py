@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models import forward
-from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import Scaling, SurvivalNetwork
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.survival import N_THRESHOLDS
 from reclaim.training.settings import QUANTILE_LEVELS
 

@@ -17,7 +17,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.models.oom_model import INPUTS, LEAVES, OomModel, Trees
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import load_bundle
-from reclaim.training.models.forecaster import Heads, NetworkForecaster
+from reclaim.training.models.forecaster import Heads
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.portable import PortableForecaster
 from reclaim.training.models.prior import QUARTERS, Prior, _mix, quarters_of
 from reclaim.training.tracking.references import BUILTIN_FOLDER

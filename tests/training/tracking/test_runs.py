@@ -14,7 +14,7 @@ from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
 from reclaim.training.margins.price import Price, three_prices
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, store_client

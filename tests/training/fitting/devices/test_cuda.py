@@ -13,8 +13,8 @@ import torch
 from reclaim.data.errors import ConfigError
 from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.network import FitResult, fit_network
-from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import survival_loss
+from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import FitConfig
 from tests.training.fitting.test_network import killed_and_resumed, rows_of_noise, weights_equal
 
