@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.features.targets import HORIZONS_S
-
-if TYPE_CHECKING:
-    from reclaim.training.models.portable import PortableForecaster
+from reclaim.training.models.portable import PortableForecaster
 
 _DAY_S: Final = 86_400
 QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = (
