@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.features.targets import HORIZONS_S
+from reclaim.training.models.beyond import KEY
 from reclaim.training.models.portable import PortableForecaster
 
 _DAY_S: Final = 86_400
@@ -47,8 +48,9 @@ class Prior(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """Plain values for the bundle: the digest of the other network, and its quarters of each horizon's curve."""
-        digest = sha256()
-        for name, values in sorted(self.forecaster.tensors.items()):
+        digest, beyond = sha256(), self.forecaster.beyond
+        tensors = self.forecaster.tensors | ({} if beyond is None else {KEY: beyond})
+        for name, values in sorted(tensors.items()):
             digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
         quarters = {str(h): n for h, n in zip(HORIZONS_S, self.quarters, strict=True)}
         return {"sha256": digest.hexdigest(), "quarters": quarters}

@@ -109,6 +109,7 @@ def test_the_facts_tell_two_networks_and_two_parts_apart(others: PortableForecas
     tensors["head.bias"][0] += 1
     facts = Prior(others, (1, 1, 2)).facts
     assert facts["quarters"] == {"300": 1, "3600": 1, "86400": 2}
-    assert facts != Prior(PortableForecaster(tensors), (1, 1, 2)).facts
+    assert facts != Prior(PortableForecaster(tensors, others.beyond), (1, 1, 2)).facts
+    assert facts != Prior(PortableForecaster(others.tensors), (1, 1, 2)).facts
     assert facts != Prior(others, (0, 1, 1)).facts
     assert facts == Prior(load_bundle(BUILTIN_FOLDER).forecaster.bare, (1, 1, 2)).facts  # type: ignore[attr-defined]
