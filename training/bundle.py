@@ -43,8 +43,10 @@ OTHER_UNIT: Final = 30.0
 """Factor between mean limits from which amounts count as of another unit. Units that are mistaken for each other are
 1,000 apart or more, such as cores and millicores; cells in one unit differ by the size of their tasks. 30 is about the
 geometric mean of 1 and 1,000."""
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Of the files; a model of another one is refused, and its finished run does not count as a new one."""
+_WITHOUT_PRIOR: Final = 5
+"""The format of before, which is read: a release of then would answer without the prior that a model has now."""
 
 
 @dataclass(frozen=True)
@@ -227,9 +229,9 @@ def load_bundle(folder: Path) -> Bundle:
 
 def _load(folder: Path) -> Bundle:
     facts = json.loads((folder / BUNDLE_FILE).read_text())
-    if facts.get("format") != FORMAT or facts.get("kind") not in LEARNED:
+    if facts.get("format") not in (_WITHOUT_PRIOR, FORMAT) or facts.get("kind") not in LEARNED:
         raise OtherReleaseError(
-            f"{folder / BUNDLE_FILE}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
+            f"{folder / BUNDLE_FILE}: expected format {_WITHOUT_PRIOR} or {FORMAT} and a kind of {', '.join(LEARNED)}, "
             f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
     if facts["pipeline_version"] != (present := pipeline_of(facts["kind"])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,18 @@ def test_a_folder_that_holds_no_bundle_is_refused(bundle: Bundle, tmp_path: Path
     (folder / BUNDLE_FILE).write_text("{")
     with pytest.raises(ModelError, match="damaged"):
         load_bundle(folder)
+
+
+def test_a_model_of_the_format_before_is_read_and_of_the_one_before_that_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    file = tmp_path / "bundle" / BUNDLE_FILE
+    facts = json.loads(file.read_text())
+    for earlier in (1, 2):
+        file.write_text(json.dumps(facts | {"format": FORMAT - earlier}))
+        with nullcontext() if earlier == 1 else pytest.raises(ModelError, match=r"expected format 5 or 6 .* got 4"):
+            load_bundle(tmp_path / "bundle")
 
 
 @pytest.mark.parametrize(
