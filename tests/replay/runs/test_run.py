@@ -77,16 +77,13 @@ def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle:
         np.testing.assert_array_equal(replayed[margin], served.reservation)
 
 
-def test_a_replay_of_a_dataset_in_another_unit_warns_once_for_each_model(
-    bundle: Bundle, caplog: pytest.LogCaptureFixture
+def test_a_replay_compares_limits_with_their_mean_in_the_dataset_so_that_its_unit_does_not_matter(
+    bundle: Bundle,
 ) -> None:
     cpu, memory = bundle.mean_limit
-    estimator_makers(ReplayConfig(), {"network": bundle}, (29 * cpu, memory))
-    assert caplog.records == []
-    estimator_makers(ReplayConfig(), {"network": bundle}, (cpu, memory / 31))
-    assert [record.getMessage().split(" that ")[0] for record in caplog.records] == [
-        "network: the mean memory limit is 0.03226 times"
-    ]
+    estimator = estimator_makers(ReplayConfig(), {"network": bundle}, (1_000 * cpu, memory))["network"]()
+    assert isinstance(estimator, ForecastEstimator)
+    assert estimator.mean_limit == (1_000 * cpu, memory)
 
 
 def by_name_of(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
