@@ -49,7 +49,7 @@ class FeatureConfig:
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
     rows: str = "sample"
     """``sample`` keeps the features of a bounded number of rows, those that training reads, and folds others again when
-    they are asked for; ``all`` keeps those of every row, 440 bytes each, for study."""
+    they are asked for; ``all`` keeps those of every row, 464 bytes each, for study."""
     sample: SampleConfig = field(default_factory=SampleConfig)
     """Rows that are kept."""
 
