@@ -22,7 +22,8 @@ from tests.serving.cell_fixtures import W, fact_rows, windows_of
 
 def test_windows_come_back_from_the_dataset_as_they_were_taken(tmp_path: Path) -> None:
     _, windows = canary_batch()
-    windows = replace(windows, in_alloc=windows.collection_id == windows.collection_id[0])
+    of = windows.collection_id
+    windows = replace(windows, in_alloc=of == of[0], user=of % 3, name=of)
     recorder = Recorder(tmp_path / "seen")
     for part in np.array_split(np.arange(len(windows)), 20):
         recorder.take(windows.take(part))
