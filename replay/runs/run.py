@@ -37,6 +37,7 @@ from reclaim.replay.report.page import PAGE, ReplayReport, render_page
 from reclaim.replay.runs.record import record
 from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.estimators.registry import ESTIMATORS, LEARNED
+from reclaim.training.settings import NO_PRIOR
 from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import git_commit
 
@@ -242,7 +243,10 @@ def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: Fe
         f"built by `reclaim features {dataset.path}` with the settings of that time"
     )
     begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
-    for facts in bundle.trained.get("datasets", ()):
+    seen = [(name, facts, remedy) for facts in bundle.trained.get("datasets", ())]
+    for facts in bundle.trained.get("prior", {}).get("datasets", ()):
+        seen.append((f"the prior of {name}", facts, f"train it with another one, or with `--set prior={NO_PRIOR}`"))
+    for whose, facts, then in seen:
         if facts["fingerprint"] != dataset.fingerprint or "tuned_until_us" not in facts:
             continue
         for done in ("trained", "tuned"):
@@ -250,13 +254,13 @@ def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: Fe
                 until = facts[f"{done}_until_us"]
                 till = "to its end" if until == AFTER_TRACE_US else f"until {until} µs on its clock"
                 raise ConfigError(
-                    f"{dataset.path}: {name} was {done} on this dataset {till}, and its test period begins at "
-                    f"{begins_us} µs; {remedy}"
+                    f"{dataset.path}: {whose} was {done} on this dataset {till}, and its test period begins at "
+                    f"{begins_us} µs; {then}"
                 )
         if facts["kept_unseen"] < unseen:
             raise ConfigError(
-                f"{dataset.path}: {unseen:.0%} of the collections are to be unseen in the test, and {name} was trained "
-                f"and tuned on all but {facts['kept_unseen']:.0%}; {remedy}"
+                f"{dataset.path}: {unseen:.0%} of the collections are to be unseen in the test, and {whose} was "
+                f"trained and tuned on all but {facts['kept_unseen']:.0%}; {then}"
             )
 
 

@@ -187,14 +187,15 @@ def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
     quarters = quarters_of(_history_s(sources))
     if config.prior == NO_PRIOR or not any(quarters):
         return None
-    forecaster = load_model(config.prior).forecaster
+    bundle = load_model(config.prior)
+    forecaster = bundle.forecaster
     bare = forecaster.bare if isinstance(forecaster, Calibrated) else forecaster
     if not isinstance(bare, PortableForecaster):
         raise ConfigError(
             f"prior: {config.prior!r} is a model of one cluster; name one of `reclaim train … --config portable`, "
             f"builtin or {NO_PRIOR}"
         )
-    return Prior(bare, quarters)
+    return Prior(bare, quarters, tuple(bundle.trained.get("datasets", ())))
 
 
 def _history_s(sources: Sequence[Source]) -> float:

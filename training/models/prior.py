@@ -40,20 +40,26 @@ class Prior(NamedTuple):
     forecaster : PortableForecaster
     quarters : tuple of int
         Of the curve of each horizon, from 0 to 3. The curve is the geometric mean, with these weights.
+    datasets : tuple of dict
+        What the other network was trained on, and until when, as its bundle says; not saved with the curves.
     """
 
     forecaster: PortableForecaster
     quarters: tuple[int, ...]
+    datasets: tuple[dict[str, Any], ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Plain values for the bundle: the digest of the other network, and its quarters of each horizon's curve."""
+        """Plain values for the bundle: the digest of the other network, its quarters of each curve, and its datasets.
+
+        By the last no replay tests on what the other network was trained on.
+        """
         digest, beyond = sha256(), self.forecaster.beyond
         tensors = self.forecaster.tensors | ({} if beyond is None else {KEY: beyond})
         for name, values in sorted(tensors.items()):
             digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
         quarters = {str(h): n for h, n in zip(HORIZONS_S, self.quarters, strict=True)}
-        return {"sha256": digest.hexdigest(), "quarters": quarters}
+        return {"sha256": digest.hexdigest(), "quarters": quarters, "datasets": list(self.datasets)}
 
     def mixer(self, horizons_s: tuple[int, ...]) -> Callable[..., None]:
         """Return the function that mixes curves of some horizons in place.

@@ -38,7 +38,7 @@ from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.compare import choose, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
-from reclaim.replay.runs.run import _command, by_name, run_experiment
+from reclaim.replay.runs.run import _command, by_name, check_unseen, run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
@@ -431,6 +431,22 @@ def test_no_model_is_tested_on_what_it_was_trained_or_tuned_on(
     if message is not None:
         assert "`reclaim train" in str(told.value)
         assert "\n" not in str(told.value)
+
+
+def test_no_model_is_tested_on_what_its_prior_was_trained_or_tuned_on(dataset: Path) -> None:
+    opened = Dataset.open(dataset)
+    begins_us = FeatureSet.open(dataset).cuts_us[1]
+    facts = {
+        "fingerprint": opened.fingerprint,
+        "trained_until_us": 0,
+        "tuned_until_us": begins_us + 1,
+        "kept_unseen": 1.0,
+    }
+    bundle = replace(learned(), trained={"datasets": [], "prior": {"datasets": [facts]}})
+    with pytest.raises(ConfigError, match=r"the prior of trees was tuned on this dataset until .* `--set prior=none`"):
+        check_unseen("trees", bundle, dataset)
+    facts["tuned_until_us"] = begins_us
+    check_unseen("trees", bundle, dataset)
 
 
 def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:

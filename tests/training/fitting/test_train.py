@@ -227,6 +227,7 @@ def test_the_curves_of_a_short_history_are_those_of_the_network_alone_with_their
     facts = [b.trained.get("prior") for b in bundles]
     assert facts[0] is not None
     assert facts[0]["quarters"] == {"300": 1, "3600": 2, "86400": 3}
+    assert facts[0]["datasets"] == load_bundle(BUILTIN_FOLDER).trained["datasets"] != []
     assert facts[1] is None
 
 
