@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import builtin, drift
+from benchmarks.bar_tables import BEST, MIXED_IN, NETWORK
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -71,3 +72,38 @@ def test_every_row_of_a_table_is_one_that_its_command_prints(
     shown = {row for row in rows(found[1].splitlines()) if len(row) in set(map(len, said))}
     assert len(shown) > 5
     assert shown <= said
+
+
+def test_the_rows_of_a_day_ahead_with_others_curves_are_those_that_are_kept() -> None:
+    text = (ROOT / "docs" / "results.md").read_text()
+    found = re.search(r"^## A day ahead with others' curves\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    said = set()
+    for path in RESULTS.glob("mixed-in-*.json"):
+        content = json.loads(path.read_text())
+        ran = {
+            (e["resource"], e["budget"], e["estimator"]): (100 * e["reclaimed_share"][0], 100 * e["violation_rate"][0])
+            for e in content["estimators"]
+            if e["margin_set"] == "online"
+        }
+        both = {
+            (d["resource"], d["budget"], d["against"]): d
+            for d in content["differences"]
+            if (d["margin_set"], d["estimator"]) == ("hindsight", MIXED_IN)
+        }
+        for resource, budget, against in both:
+            if against == NETWORK:
+                less, best = (both[resource, budget, of] for of in (NETWORK, BEST))
+                alone, mixed = (ran[resource, budget, name] for name in (NETWORK, MIXED_IN))
+                more, low, high = (100 * share + 0.0 for share in less["reclaimed_share"])
+                after, before = (100 * share for share in less["reclaims"][:2])
+                said.add(
+                    (
+                        resource, budget.replace(" %", "%"), *(f"{r:.1f} at {v:.2f}" for r, v in (alone, mixed)),
+                        f"{before:.1f} → {after:.1f}", f"{more:.1f} [{low:.1f}, {high:.1f}]".replace("-0.0", "0.0"),
+                        f"{100 * best['reclaims'][1]:.1f}",
+                    )
+                )  # fmt: skip
+    shown = rows(found[1].splitlines())
+    assert len(shown) == 6
+    assert shown == said
