@@ -419,8 +419,9 @@ def with_extras(table: str, extras: Sequence[str]) -> pa.Schema:
     return pa.schema([*TABLES[table], *(EXTRAS[name] for name in extras)])
 
 
+HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 86_400_000_000
-"""A day, in microseconds."""
+"""An hour and a day, in microseconds."""
 
 UNREAD: Final[Mapping[str, str]] = {
     CPU_SAMPLE: "one second of a window, of which mean, maximum and percentiles are known",

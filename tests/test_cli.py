@@ -21,6 +21,7 @@ from typer.main import get_command
 
 import reclaim as python
 from reclaim.cli import app as cli
+from reclaim.cli import replay as replays
 from reclaim.config import load_config, settings_of
 from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import ConfigError
@@ -283,6 +284,16 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: 
             server.terminate()
     assert server.returncode == 0
     assert "Traceback" not in output
+
+
+def test_a_replay_names_the_models_of_another_dataset_unless_they_are_portable() -> None:
+    def said(**trained_here: bool) -> list[str]:
+        kinds = {"a": "network", "b": "network", "builtin": "portable"}
+        of = {name: {"kind": kinds[name], "trained_on_this_dataset": here} for name, here in trained_here.items()}
+        return replays._of_another_dataset({"inputs": {"bundles": of}})
+
+    assert said(a=True, builtin=False) == said() == []
+    assert said(a=False, b=False, builtin=False) == ["trained on another dataset: a, b (--model names others)"]
 
 
 def test_a_feed_ends_at_sigterm_even_as_the_first_process_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.survey.query import HOUR_US, IN_TRACE, Tables, percentiles, ratio, rounded
+from reclaim.data.survey.query import IN_TRACE, Tables, percentiles, ratio, rounded
 from reclaim.data.survey.tasks import MACHINE_EVENT_NAMES
 from reclaim.data.survey.usage import LIMIT, MEAN, TOP_LEVEL
 
@@ -69,7 +69,7 @@ def span(tables: Tables) -> dict[str, Any]:
         if row["first_us"] is not None:
             found[table] = row
     whole = next(iter(found.values()), {"first_us": 0, "last_us": 0})
-    return {**whole, "hours": rounded((whole["last_us"] - whole["first_us"]) / HOUR_US), "tables": found}
+    return {**whole, "hours": rounded((whole["last_us"] - whole["first_us"]) / s.HOUR_US), "tables": found}
 
 
 def timeline(tables: Tables, first_us: int, last_us: int) -> dict[str, Any]:

@@ -23,7 +23,6 @@ KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
 """SQL: key of a task."""
 IN_TRACE: Final = f"{s.TIME_US} > {s.BEFORE_TRACE_US} AND {s.TIME_US} < {s.AFTER_TRACE_US}"
 """SQL: condition that an event's time is a time and not one of the two flags."""
-HOUR_US: Final = 3_600_000_000
 _MEMORY_LIMIT_MIB: Final = 512
 """Memory of the query engine before it spills to disk; the rest of the process needs little."""
 _DAMAGED: Final = (duckdb.IOException, duckdb.InvalidInputException)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.oom import oom_columns, oom_events
-from reclaim.data.survey.query import HOUR_US, IN_TRACE, KEY, Tables, percentiles, ratio, rounded
+from reclaim.data.survey.query import IN_TRACE, KEY, Tables, percentiles, ratio, rounded
 
 EVENT_NAMES: Final = {code: name for name, code in vars(s.EventType).items() if isinstance(code, int)}
 MACHINE_EVENT_NAMES: Final = {code: name for name, code in vars(s.MachineEventType).items() if isinstance(code, int)}
@@ -69,8 +69,8 @@ def order(tables: Tables) -> dict[str, Any]:
     return {
         **{name: value or 0 for name, value in found.items() if not name.endswith("_us")},
         "gap_share": ratio(found["gaps"], windows),
-        "missing_hours": rounded((found["gap_us"] or 0) / HOUR_US),
-        "longest_gap_hours": rounded(max(found["longest_us"] or 0, 0) / HOUR_US),
+        "missing_hours": rounded((found["gap_us"] or 0) / s.HOUR_US),
+        "longest_gap_hours": rounded(max(found["longest_us"] or 0, 0) / s.HOUR_US),
         "windows_per_task": _of_tasks(tables, "windows"),
     }
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from reclaim.data import schema as s
-from reclaim.data.survey.query import HOUR_US, Tables, percentiles, ratio, rounded, tier_name
+from reclaim.data.survey.query import Tables, percentiles, ratio, rounded, tier_name
 
 MEAN: Final = {"cpu": s.CPU_MEAN, "memory": s.MEMORY_MEAN}
 LIMIT: Final = {"cpu": s.CPU_LIMIT, "memory": s.MEMORY_LIMIT}
@@ -29,7 +29,7 @@ EXPECTED_US: Final = 300_000_000
 
 def tiers(tables: Tables) -> list[dict[str, Any]]:
     """Return tasks, windows, task-hours and, of each resource, the integrals of limit and usage over time, by tier."""
-    hours = f"({s.END_US} - {s.START_US}) / {HOUR_US}"
+    hours = f"({s.END_US} - {s.START_US}) / {s.HOUR_US}"
     sums = [f"count(*) AS windows, sum({hours}) AS task_hours"]
     for r in s.RESOURCES:
         limit, usage = f"{LIMIT[r]} * {hours}", f"{MEAN[r]} * {hours}"

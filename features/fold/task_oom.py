@@ -9,7 +9,8 @@ import numba
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.oom import near_limit
-from reclaim.features.fold.task_record import HOUR_US, HOURS
+from reclaim.data.schema import HOUR_US
+from reclaim.features.fold.task_record import HOURS
 from reclaim.features.registry import AT, RECENT_WINDOWS
 
 NOT_TAKEN: Final = -2

@@ -9,13 +9,12 @@ import numba
 import numpy as np
 
 from reclaim.data.core.jit import LENT
-from reclaim.data.schema import DAY_US, RESOURCES, TIERS
+from reclaim.data.schema import DAY_US, HOUR_US, RESOURCES, TIERS
 from reclaim.features.fold.task_oom import add_to_trend, began_us, slope, write_oom
 from reclaim.features.fold.task_record import (
     BIN_FIRST,
     BINS,
     FIRST_SAME_HOUR,
-    HOUR_US,
     HOURS,
     LONG,
     N_SIGNALS,

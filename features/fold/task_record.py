@@ -54,7 +54,6 @@ class FoldColumns(NamedTuple):
 RECENT_LENGTH: Final = N_SIGNALS
 """Position of the length in ``STATE["recent"]``, after the signals."""
 
-HOUR_US: Final = 3_600_000_000
 WINDOW_US: Final = 300_000_000
 
 STATE: Final = np.dtype(

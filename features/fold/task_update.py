@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
+from reclaim.data.schema import HOUR_US
 from reclaim.data.windows import (
     CPI,
     CPU_MAX,
@@ -29,7 +30,6 @@ from reclaim.features.fold.task_record import (
     BIN_FIRST,
     BINS,
     FIRST_SAME_HOUR,
-    HOUR_US,
     HOURS,
     LONG,
     N_SIGNALS,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.data.schema import DAY_US, HOUR_US, RESOURCES
 from reclaim.replay.closed_loop.records import (
     AHEAD,
     CAUSES,
@@ -23,7 +23,6 @@ from reclaim.replay.closed_loop.records import (
 from reclaim.replay.closed_loop.simulate import Outcome
 from reclaim.replay.open_loop.rows import ratio
 
-_HOUR_US: Final = 3_600_000_000
 _BANDS: Final = ("production", "non_production")
 _CLASSES: Final = ("batch", "latency_sensitive")
 
@@ -153,7 +152,7 @@ def balance(outcome: Outcome) -> dict[str, float]:
         "served_h": runs["ran_us"][service],
         "missed_h": (due_us - runs["ran_us"])[service],
     }
-    return {name: float(values.sum()) / _HOUR_US for name, values in hours.items()}
+    return {name: float(values.sum()) / HOUR_US for name, values in hours.items()}
 
 
 def _delays_s(outcome: Outcome) -> NDArray[np.float64]:

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import HOUR_US, RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.training.estimators.base import Estimate, Estimator, grid, statistic_or_limit
 
-_HOUR_US: Final = 3_600_000_000
 _DAY_H: Final = 24
 _RING: Final = _DAY_H + 1
 """Clock hours of which the maximum is kept: this one, and those back to the same one yesterday."""
@@ -67,7 +66,7 @@ def _fold(state: Any, hours: int, slot: Any, start_us: Any, end_us: Any, demand_
     for i in range(len(slot)):
         s = state[slot[i]]
         if end_us[i] > s.end_us:  # a repeated or late window changes nothing
-            hour = end_us[i] // _HOUR_US
+            hour = end_us[i] // HOUR_US
             first_blank = s.hour + 1
             if s.end_us == 0:
                 s.first_us = start_us[i]
@@ -77,15 +76,15 @@ def _fold(state: Any, hours: int, slot: Any, start_us: Any, end_us: Any, demand_
                     s.largest[h % _RING, r] = np.nan
             s.hour = hour
             s.end_us = end_us[i]
-            at = max(start_us[i] // _HOUR_US, hour - _DAY_H) % _RING
+            at = max(start_us[i] // HOUR_US, hour - _DAY_H) % _RING
             for r in range(out.shape[1]):
                 if not s.largest[at, r] >= demand_[i, r]:  # what is unknown is not either
                     s.largest[at, r] = demand_[i, r] if not np.isnan(demand_[i, r]) else s.largest[at, r]
         # from this hour yesterday on; the coming hour touches a second one unless it begins on the hour
-        last = hours - (s.end_us % _HOUR_US == 0)
+        last = hours - (s.end_us % HOUR_US == 0)
         for r in range(out.shape[1]):
             value, since = np.nan, np.nan
-            if s.end_us - s.first_us >= _DAY_H * _HOUR_US:
+            if s.end_us - s.first_us >= _DAY_H * HOUR_US:
                 for h in range(_RING):
                     seen = s.largest[(s.hour - _DAY_H + h) % _RING, r]
                     if h <= last and not value >= seen and not np.isnan(seen):

@@ -131,8 +131,7 @@ class NetworkLearner(Learner):
         del samples, valid
         refitted = None
         if config.fit.refit:
-            refitted, facts["refit_rows"] = _refit(sources, config, result, checkpoints)
-            refitted.prior = prior
+            refitted, facts["refit_rows"] = _refit(sources, config, result, checkpoints, prior)
         return Fitted(forecaster, [len(rows) for rows in train], facts, result.history, refitted)
 
     def rests_on(self, sources: Sequence[Source], config: TrainConfig) -> Any:
@@ -214,7 +213,7 @@ def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray
 
 
 def _refit(
-    sources: Sequence[Source], config: TrainConfig, first: FitResult, checkpoints: Path
+    sources: Sequence[Source], config: TrainConfig, first: FitResult, checkpoints: Path, prior: Prior | None
 ) -> tuple[NetworkForecaster, int]:
     """Return a network of the training and the validation rows, as many epochs old as the best one, and its rows.
 
@@ -228,7 +227,7 @@ def _refit(
             epochs=first.best_epoch + 1, hidden=hidden_features(sources),
         )  # fmt: skip
     heads = Heads(result.heads.targets & first.heads.targets, result.heads.oom & first.heads.oom)
-    return NetworkForecaster.of(result.network, heads, _beyond(samples)), len(samples)
+    return NetworkForecaster.of(result.network, heads, _beyond(samples), prior), len(samples)
 
 
 def _beyond(samples: Samples) -> Beyond | None:

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
-from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.data.schema import DAY_US, HOUR_US, RESOURCES
 from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
 NOW: Final = -1
 """In place of a period: the end of the history, for which the recommendation is made."""
-_HOUR_US: Final = 3_600_000_000
 _MEMORY: Final = RESOURCES.index("memory")
 
 
@@ -126,7 +125,7 @@ def lay_out(
         workload=workload, time_us=time_us, period=period, before=_before(workload, period), known=known,
         request=series.request[at], limit=series.limit[at], enforced=series.enforced[at],
         age_days=(time_us - series.start_us[first]) / DAY_US,
-        ran_hours=np.where(known >= 0, ran_us[known + 1] - ran_us[first], 0) / _HOUR_US,
+        ran_hours=np.where(known >= 0, ran_us[known + 1] - ran_us[first], 0) / HOUR_US,
         killed_at=_killed_at(rows, workload, time_us),
         tier=series.tier[at], judged=judged,
         held={p: (number[p].ravel() + offset[p]).astype(np.int64) for p in judged},

@@ -85,7 +85,8 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     as_requested, _ = shares(every.as_requested())
     now = decisions.of(NOW)
     backtest = {name: with_intervals(sums, bootstrap) for name, sums in others.items()}
-    over = _far_over(of_workloads, config) | _far_over_in_all(backtest["recommendation"]["violation_rate"], config)
+    failed = _far_over_in_all(backtest["recommendation"]["violation_rate"], config)
+    over = _far_over(of_workloads, config) | failed
     unjudged = np.array([[one[resource]["windows"] == 0 for resource in RESOURCES] for one in of_workloads])
     for held, why in ((unjudged, UNKNOWN), (over, OVER)):
         of = held[decisions.workload[now]]
@@ -104,6 +105,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
             _of_contender(one, on_valid[one.name], tested[one.name], bootstrap, paired, winners) for one in contenders
         ],
         "test": backtest,
+        "failed": dict(zip(RESOURCES, failed.tolist(), strict=True)),
         "totals": totals(lines),
         "workloads": lines,
         "left_out": len(rows.ids) - len(now),

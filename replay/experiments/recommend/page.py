@@ -85,8 +85,13 @@ def findings(results: Results) -> list[str]:
         found.append(f"{RESOURCE_TITLES[r]}: {said}{numbers}")
         held = sum(line[r]["rule"] == RULES[OVER] for line in results["workloads"])
         if held:
-            most = results["inputs"]["config"]["most_over"]
-            found.append(f"{RESOURCE_TITLES[r]}: {held} not lowered, of workloads that violate above {most:g} budgets")
+            config = results["inputs"]["config"]
+            why = (
+                f"as all together violate above {config['most_over_in_all']:g} budgets"
+                if results["failed"][r]
+                else f"of workloads that violate above {config['most_over']:g} budgets"
+            )
+            found.append(f"{RESOURCE_TITLES[r]}: {held} not lowered, {why}")
     days = max((line[r]["violation"]["days"] for line in results["workloads"] for r in judged(results)), default=0)
     if days < FEWEST:
         found.append(

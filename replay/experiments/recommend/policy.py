@@ -25,7 +25,7 @@ RULES: Final = (
 the limit; ``out of memory``: a task ended out of memory, so more than the limit that it had; ``small change``: the
 answer is so near the present request that this one stays; ``unknown``: too little is known, so the present one stays;
 ``autoscaler``: a horizontal autoscaler scales on the request, so it stays; ``no request``: none is set, and nothing
-was measured; ``over budget``: the workload's own back-test violated so much that its request is not lowered.
+was measured; ``over budget``: its own back-test, or that of all, violated so much that its request is not lowered.
 """
 ESTIMATE, FLOOR, LIMIT, OOM, SMALL, UNKNOWN, AUTOSCALER, NONE, OVER = range(len(RULES))
 _OF_A_LIMIT: Final = 1e-12
