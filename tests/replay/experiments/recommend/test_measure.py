@@ -386,7 +386,7 @@ def test_after_half_a_day_of_backtest_no_workload_is_lowered_that_went_far_over_
     said = findings(found.results)
     assert any(line.startswith("Memory: ") and "not lowered, of workloads" in line for line in said)
     assert said[-1].startswith("no workload has more than one day of back-test")
-    every = findings(found.results | {"failed": {"cpu": True, "memory": True}})
+    every = findings({**found.results, "failed": {"cpu": True, "memory": True}})
     assert any(
         line.startswith("Memory: ") and "not lowered, as all together violate above 2 budgets" in line for line in every
     )
