@@ -155,7 +155,7 @@ TrainConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="Settings in TOML: a file, or `google-v3`, `google-v2`, `alibaba-2017`, `vm-series` or `portable`.",
+        help="Settings in TOML: a file, or `portable`, which the package has.",
         metavar="FILE",
     ),
 ]
