@@ -67,8 +67,8 @@ from reclaim.data.windows import Windows
 from reclaim.features.groups import AGES, age_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.experiments.frontier.curves import JudgedUnits, draw_curve
-from reclaim.replay.experiments.frontier.sweep import Bare, Guards, TaskRows
+from reclaim.replay.equal_violation.curves import JudgedUnits, draw_curve
+from reclaim.replay.equal_violation.sweep import Bare, Guards, TaskRows
 from reclaim.replay.open_loop import metrics
 from reclaim.replay.open_loop.bootstrap import bounds
 from reclaim.replay.open_loop.estimates import CandidateFold

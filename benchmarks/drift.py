@@ -48,10 +48,10 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
+from reclaim.replay.equal_violation.sweep import Guards
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.frontier.learned import foresee_machines
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
-from reclaim.replay.experiments.frontier.sweep import Guards
 from reclaim.replay.experiments.margins.following import WITHIN, follow
 from reclaim.replay.open_loop.estimates import Estimates, estimate_all
 from reclaim.replay.open_loop.machines import FITTED

@@ -53,8 +53,8 @@ from reclaim.features.groups import known_seconds
 from reclaim.features.registry import N_FEATURES
 from reclaim.features.splits import TEST, VALID
 from reclaim.features.targets import HORIZONS_S, TARGETS, targets
+from reclaim.replay.equal_violation.sweep import FACTORS, PLACES, Bare, Floats, Guards, TaskRows
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
-from reclaim.replay.experiments.frontier.sweep import FACTORS, PLACES, Bare, Floats, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import set_margins

@@ -50,12 +50,6 @@ VERDICT_DEFINITION: Final = (
     "reclaims most of those that do not violate more, and can be more (less) of both: it reclaims more (less) and "
     "violates more (less), so that a margin, not the estimator, makes the difference."
 )
-EQUAL_DEFINITION: Final = (
-    "The same comparison with margins set in hindsight on the test rows, the narrowest with which no more than the "
-    "budget is violated: estimators at equal violation. No service can set them. They are the same in every resample, "
-    "so the interval leaves out how uncertain they are themselves, and is too narrow; the experiment frontier sets "
-    "them in each resample anew."
-)
 
 
 @dataclass(frozen=True)

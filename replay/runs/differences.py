@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
+from reclaim.replay.equal_violation.compare import EqualViolation
 from reclaim.replay.experiment import COMPARED, LEARNED, ONLINE, STATISTICAL
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.paired import USUAL, Comparison, Paired
-from reclaim.replay.report.units import HINDSIGHT, UNITS, UnitSums, read_units
+from reclaim.replay.report.units import EQUAL, UNITS, UnitSums, read_equal, read_units
 from reclaim.replay.runs.compare import Chosen
 from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
 from reclaim.training.tracking import runs as tracking
@@ -38,7 +39,7 @@ _COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "aga
 class _Group:
     """Runs of one dataset, promise and margin that judged the same task-windows, and the sums of each by its id.
 
-    ``equal`` has those under the margin set in hindsight, of the runs that have one.
+    ``equal`` has what each reclaims at equal violation, (1 + draws, n_resources), of the runs that have that.
     """
 
     members: tuple[RunRecord, ...]
@@ -57,7 +58,8 @@ def differences(chosen: Chosen) -> Table:
 
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
-    differ in them, ``paired.USUAL`` are used. A replay recorded without its sums by unit has no row.
+    differ in them, ``paired.USUAL`` are used. At equal violation such
+    are not compared. A replay recorded without its sums by unit has no row.
     """
     rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
     return Table(_COLUMNS, tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
@@ -66,9 +68,10 @@ def differences(chosen: Chosen) -> Table:
 def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
     everyone = (*group.members, *group.rivals)
     names = _names(everyone)
-    paired, equal = (
-        Paired({names[run_id]: of for run_id, of in sums.items()}, _resampling(everyone))
-        for sums in (group.sums, group.equal)
+    how = _resampling(everyone)
+    paired = Paired({names[run_id]: of for run_id, of in group.sums.items()}, how or USUAL)
+    equal = EqualViolation(
+        {} if how is None else {names[run_id]: of for run_id, of in group.equal.items()}, (how or USUAL).confidence
     )
     margin = group.members[0].tags["margin"]
     budget = None if (asked := group.members[0].params.get(f"budgets.{margin}")) is None else float(asked)
@@ -84,12 +87,10 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
                 found = compared.difference
                 numbers = [n for i in (found.reclaimed, found.violation) for n in (i.value, i.low, i.high)]
                 afterwards = None
-                if name in equal.names and opponent in equal.names:
-                    afterwards = (
-                        equal.compare_best(name, [o for o in rivals if o in equal.names], r, budget)
-                        if opponent == best
-                        else equal.compare(name, opponent, r, budget)
-                    )
+                if opponent == best:
+                    afterwards = equal.compare_best(name, rivals, r)
+                elif name in equal.reclaimed and opponent in equal.reclaimed:
+                    afterwards = equal.compare(name, opponent, r)
                 yield (
                     dataset_of(member)[0],
                     horizon_of(member),
@@ -104,18 +105,18 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
 
 
 def _afterwards(compared: Comparison | None) -> tuple[Cell, ...]:
-    """Return opponent, difference of what is reclaimed and verdict under margins set in hindsight."""
+    """Return opponent, difference of what is reclaimed and verdict at equal violation."""
     if compared is None:
         return None, None, None
     gain = compared.difference.reclaimed.value
     return compared.against, gain if np.isfinite(gain) else None, compared.verdict
 
 
-def _resampling(records: Sequence[RunRecord]) -> Bootstrap:
-    """Return the resampling of replays; the usual one where they differ in it or it is unknown."""
+def _resampling(records: Sequence[RunRecord]) -> Bootstrap | None:
+    """Return the resampling of replays; None where they differ in it or it is unknown."""
     first, *others = [[record.params.get(name, "") for name in _RESAMPLING] for record in records]
     if "" in first or any(other != first for other in others):
-        return USUAL
+        return None
     draws, seed, confidence = first
     return Bootstrap(int(draws), int(seed), float(confidence))
 
@@ -151,9 +152,17 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
         path = tracking.find_file(whole, UNITS)
         return None if path is None else read_units(path)
 
-    def sums(record: RunRecord, suffix: str = "") -> NDArray[np.float64] | None:
+    @cache
+    def at_equal(whole: str) -> Mapping[tuple[str, str], NDArray[np.float64]]:
+        path = tracking.find_file(whole, EQUAL)
+        return {} if path is None else read_equal(path)
+
+    def sums(record: RunRecord) -> NDArray[np.float64] | None:
         found = units(record.tags[TAG_PARENT])
-        return None if found is None else found.sums.get((record.tags["estimator"], record.tags["margin"] + suffix))
+        return None if found is None else found.sums.get((record.tags["estimator"], record.tags["margin"]))
+
+    def reclaimed(record: RunRecord) -> NDArray[np.float64] | None:
+        return at_equal(record.tags[TAG_PARENT]).get((record.tags["estimator"], record.tags["margin"]))
 
     groups: list[tuple[tuple[str, ...], UnitSums, list[RunRecord]]] = []
     for record in chosen.runs:
@@ -176,7 +185,7 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
             if record.tags.get("kind") == STATISTICAL and sums(record) is not None:
                 rivals.setdefault(record.tags["estimator"], record)
         known, equal = (
-            {r.run_id: of for r in (*members, *rivals.values()) if (of := sums(r, suffix)) is not None}
-            for suffix in ("", HINDSIGHT)
+            {r.run_id: of for r in (*members, *rivals.values()) if (of := read(r)) is not None}
+            for read in (sums, reclaimed)
         )
         yield _Group(tuple(members), tuple(rivals.values()), known, equal)

@@ -92,7 +92,7 @@ def run_experiment(
     """
     config, bundles = config or experiment.config(), bundles or {}
     assert isinstance(config, experiment.config), f"{experiment.name} takes a {experiment.config.__name__}"
-    reserved = {ORACLE, *ESTIMATORS, *(name + ONLINE for name in bundles)} & set(bundles)
+    reserved = {ORACLE, *ESTIMATORS, *(name + ONLINE for name in (*ESTIMATORS, *bundles))} & set(bundles)
     if reserved:
         raise ConfigError(f"a learned estimator cannot be called {', '.join(sorted(reserved))}: the name is taken")
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)

@@ -124,7 +124,7 @@ def unlimited(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def config() -> MarginsConfig:
     """Return settings with two estimators and the limit."""
-    return MarginsConfig(estimators=("borg", "percentile", "limit"), draws=50)
+    return MarginsConfig(estimators=("borg", "percentile", "limit"), draws=50, online=False)
 
 
 @pytest.fixture(scope="session")

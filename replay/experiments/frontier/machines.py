@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.features.splits import TEST
-from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, sweep_machines
+from reclaim.replay.equal_violation.sweep import FACTORS, Bare, Guards, sweep_machines
 from reclaim.replay.machine_peaks.predictors import MachineSamples, Predictor
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.period import Period

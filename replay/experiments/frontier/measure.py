@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
+from reclaim.replay.equal_violation.curves import Curve, JudgedUnits, draw_curve, report_curves
+from reclaim.replay.equal_violation.sweep import Bare, Guards, TaskRows
 from reclaim.replay.experiment import LEARNED_MACHINE, STATISTICAL, Experiment, Measured, Source
-from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
 from reclaim.replay.experiments.frontier.day import machine_day, one_day
 from reclaim.replay.experiments.frontier.figures import frontier_of_machines, frontier_of_tasks
 from reclaim.replay.experiments.frontier.learned import ForeseenMachines, foresee_machines
@@ -23,7 +24,6 @@ from reclaim.replay.experiments.frontier.machines import (
     lay_out_machines,
 )
 from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, COLUMNS, page, runs, summary_table
-from reclaim.replay.experiments.frontier.sweep import Bare, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all

@@ -13,13 +13,13 @@ from reclaim.data.core.prose import interval
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import ONLINE, Results
+from reclaim.replay.experiment import Results
+from reclaim.replay.open_loop import metrics
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import Estimates
-from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION, Paired
+from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION
 from reclaim.replay.open_loop.period import Period
 from reclaim.replay.open_loop.rows import ratio, sums_by
-from reclaim.replay.report.units import HINDSIGHT, UnitSums
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.online import OnlineMargins
@@ -29,8 +29,6 @@ Floats = NDArray[np.float64]
 
 WITHIN: Final = (0.8, 1.25)
 """Multiples of a budget between which it counts as kept."""
-FOLLOWED: Final = "following"
-AFTERWARDS: Final = "in hindsight"
 _DAY_S: Final = 86_400
 _WEEKS: Final = 3
 """Weeks of a test period from which it is shown by week; a shorter one is shown by day."""
@@ -43,9 +41,8 @@ FOLLOWING_DEFINITIONS: Final = {
         "is its warm-up. A week of which less than half the usual windows are known is left out."
     ),
     "cost of following": (
-        "What margins or prices that follow reclaim, less what the ones reclaim that are set in hindsight on the test "
-        "rows, so that no more than the budget is violated there. Both are resampled on the same collections. No "
-        "service can set the latter."
+        "What margins or prices that follow reclaim, less what the estimator reclaims at the one of hindsight with "
+        "which exactly the budget is violated on the test rows, found in each resample anew. No service can set it."
     ),
 }
 
@@ -99,17 +96,24 @@ def by_part(
     return found
 
 
-def cost_of_following(name: str, units: UnitSums, config: ReplayConfig) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return what following reclaims less what settings of hindsight do, by budgeted margin and resource."""
-    found = {}
+def cost_of_following(
+    followed: Mapping[str, Floats], afterwards: Mapping[str, Floats], config: ReplayConfig
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return what following reclaims less what a setting of hindsight does, by budgeted margin and resource.
+
+    Parameters
+    ----------
+    followed : mapping of margin to float64, shape (n_units, len(STATS), n_resources)
+        Sums of each unit, where settings follow.
+    afterwards : mapping of margin to float64, shape (1 + draws, n_resources)
+        What is reclaimed at equal violation: of all units, then of each resample.
+    config : ReplayConfig
+    """
+    bootstrap, found = Bootstrap.of(config), {}
     for margin in asdict(config.budgets):
-        keys = {FOLLOWED: (name + ONLINE, margin), AFTERWARDS: (name, margin + HINDSIGHT)}
-        paired = Paired({how: units.sums[key] for how, key in keys.items()}, Bootstrap.of(config))
-        differences = {resource: paired.difference(FOLLOWED, AFTERWARDS, r) for r, resource in enumerate(RESOURCES)}
-        found[margin] = {
-            resource: {RECLAIMED: of.reclaimed.report(), VIOLATION: of.violation.report()}
-            for resource, of in differences.items()
-        }
+        reclaimed, granted = (bootstrap.sums(followed[margin][:, of]) for of in (metrics.RECLAIMED, metrics.GRANTED))
+        less = ratio(reclaimed, granted) - afterwards[margin]
+        found[margin] = {resource: bootstrap.interval(less[:, r]) for r, resource in enumerate(RESOURCES)}
     return found
 
 
@@ -123,7 +127,7 @@ def following_table(results: Results) -> Table:
         low, high = WITHIN
         possible = sum(p["low"] is None or (p["low"] <= high and p["high"] >= low) for p in parts)
         shown = measured[name][margin]["all"]
-        cost = following["cost"].get(name, {}).get(margin, {}).get(resource, {}).get(RECLAIMED)
+        cost = following["cost"].get(name, {}).get(margin, {}).get(resource)
         rows.append(
             (margin, RESOURCE_WORDS[resource], name, shown[RECLAIMED][resource]["value"],
              shown[VIOLATION][resource]["value"], "weeks" if parts[0]["days"] == 7 else "days", len(parts), min(values),

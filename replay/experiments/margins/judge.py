@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -14,11 +13,9 @@ from reclaim.replay.open_loop import timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.history import current_reservations, mean_usage
 from reclaim.replay.open_loop.period import SEQUENCE, Period, positive, segment_slots
-from reclaim.replay.open_loop.scoring import per_resource, score, unit_sums
-from reclaim.replay.report.units import HINDSIGHT
-from reclaim.training.margins.answers import Answers
-from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
-from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin
+from reclaim.replay.open_loop.scoring import per_resource, score
+from reclaim.training.margins.calibrate import Calibration
+from reclaim.training.margins.margin import MARGIN_NAMES, Margin
 from reclaim.training.margins.price import Price
 
 MARGIN_BINS: Final = 200
@@ -69,20 +66,6 @@ def judge(
         "results": measured,
         "sequence": over_time(sequence, period) | {"drawn": drawn},
     }
-
-
-def in_hindsight(
-    answers: Answers, period: Period, budgets: Budgets, *, by_tier: bool = False
-) -> dict[str, NDArray[np.float64]]:
-    """Return the sums of each unit under settings that keep the budgets on the test rows themselves, by name of margin.
-
-    They compare estimators at equal violation; no service can set them.
-    """
-    windows, rows = period.history.windows, period.rows
-    target = period.history.target[rows]
-    settings = calibrate(answers.take(rows), windows.take(rows), target, budgets, by_tier=by_tier).settings
-    reserved = guarded_reservations(answers, windows, settings)
-    return {name + HINDSIGHT: unit_sums(reserved[name], period) for name in asdict(budgets)}
 
 
 def judge_fixed(

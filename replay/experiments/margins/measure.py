@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.oom import oom_definition
@@ -16,6 +18,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.outcome import DEFINITIONS
 from reclaim.replay.closed_loop.simulate import Scheduling
 from reclaim.replay.closed_loop.workload import RUN_DEFINITION
+from reclaim.replay.equal_violation.compare import EQUAL_DEFINITION, EqualViolation, SweptPeriod
 from reclaim.replay.experiment import (
     COMPARED,
     ONLINE,
@@ -24,6 +27,7 @@ from reclaim.replay.experiment import (
     Experiment,
     Measured,
     Source,
+    rests_on,
 )
 from reclaim.replay.experiments.margins.closed_loop import most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import FIGURES, cell_in_turn
@@ -33,7 +37,7 @@ from reclaim.replay.experiments.margins.following import (
     cost_of_following,
     follow,
 )
-from reclaim.replay.experiments.margins.judge import cell_over_time, in_hindsight, judge, judge_fixed
+from reclaim.replay.experiments.margins.judge import cell_over_time, judge, judge_fixed
 from reclaim.replay.experiments.margins.models import against_first, models_summary
 from reclaim.replay.experiments.margins.money import MONEY_DEFINITIONS, money
 from reclaim.replay.experiments.margins.page import EQUAL, page, summary_table
@@ -43,12 +47,14 @@ from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import oracle
 from reclaim.replay.open_loop.machines import IN_A_LOOP_DEFINITION, MachineContenders
 from reclaim.replay.open_loop.metrics import METRICS
-from reclaim.replay.open_loop.paired import EQUAL_DEFINITION, VERDICT_DEFINITION, Paired
+from reclaim.replay.open_loop.paired import VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import period_facts
 from reclaim.replay.open_loop.timeline import EVENT_DEFINITION, OVER_DEFINITION
-from reclaim.replay.report.units import HINDSIGHT, UnitSums, write_units
+from reclaim.replay.report.units import UnitSums, write_equal, write_units
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.margin import MARGIN_NAMES
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class MarginsConfig(ReplayConfig):
     """Settings of the replay of margins."""
 
     online: bool = True
-    """Replays learned estimators a second time, at prices that follow the workload, but for those of ``value``."""
+    """Replays every estimator a second time, with a price or margin that follows the workload, but for those of
+    ``value``."""
     closed_loop: bool = True
     """Runs the cell by the reservations, too, where the trace has machines: by those of the learned ones, of
     Borg's, and of the ``beside`` others that reclaim most on the validation rows."""
@@ -89,7 +96,8 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
     """
     estimates = estimate_all(source, config)
     kept: dict[str, Any] = {}
-    judged = list(_judged(estimates, source, config, kept))
+    equal: dict[str, dict[str, Floats]] = {}
+    judged = list(_judged(estimates, source, config, kept, equal))
     units = UnitSums(
         unit=np.unique(estimates.history.windows.collection_id[estimates.period.rows]),
         unseen=estimates.period.unseen_units,
@@ -99,7 +107,7 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         "dataset": period_facts(estimates.period),
         "timeline": cell_over_time(estimates.period),
         "estimators": judged,
-        "against_best": against_best(judged, units, config),
+        "against_best": against_best(judged, units, equal, config),
         "against_first": against_first(list(source.bundles), units, config),
     }
     definitions = _definitions(config, source.dataset.manifest)
@@ -107,44 +115,58 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         results["money"] = money(units, config, estimates.period)
         definitions |= MONEY_DEFINITIONS
     if kept:
-        cost = {name + ONLINE: cost_of_following(name, units, config) for name in source.bundles}
+        cost = {
+            name + ONLINE: cost_of_following(
+                {m: units.sums[name + ONLINE, m] for m in equal[name]}, equal[name], config
+            )
+            for name in source.bundles
+        }
         results["following"] = {"by_part": kept, "cost": cost}
         definitions |= FOLLOWING_DEFINITIONS
     if config.closed_loop:
         chosen = _run_in_cells(estimates, source, config)
-        followed = partial(follow, estimates=estimates, config=config)
+        by_following = partial(follow, estimates=estimates, config=config)
         contenders = MachineContenders.set_on_validation(source, estimates, config, chosen)
         results["closed_loop"] = run_cells(
-            source, estimates, config.scheduling, chosen, config.orders, followed, contenders, config.horizon_s
+            source, estimates, config.scheduling, chosen, config.orders, by_following, contenders, config.horizon_s
         )
         definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
         if contenders.kinds:
             definitions |= {"sum of tasks; learned machine": IN_A_LOOP_DEFINITION}
-    return Measured(results, definitions, lambda folder: write_units(units, folder))
+
+    def write(folder: Path) -> None:
+        write_units(units, folder)
+        write_equal(equal, folder)
+
+    return Measured(results, definitions, write)
 
 
 def _judged(
-    estimates: Estimates, source: Source, config: MarginsConfig, kept: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield what is reported of each estimator; ``kept`` is filled with how well the learned ones keep the budgets."""
+    estimates: Estimates, source: Source, config: MarginsConfig, kept: dict[str, Any],
+    equal: dict[str, dict[str, Floats]],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield what is reported of each estimator.
+
+    ``kept`` is filled with how well the learned ones keep the budgets, ``equal`` with what each reclaims at equal
+    violation.
+    """
     period, bundles = estimates.period, source.bundles
     bootstrap = Bootstrap.of(config)
     drawn = _drawn(config, list(bundles))
+    swept = SweptPeriod.lay_out(period, config.budgets, bootstrap)
     for name in source.each(estimates.answers, "judging", "judge"):
         if name == LIMIT:
             yield judge_fixed(name, LIMIT, period.history.windows.limit, period, bootstrap=bootstrap)
         else:
             kind, made = source.kind(name), estimates.calibrations[name]
             reserved = estimates.reservations(name)
-            found = judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
-            answers = estimates.answers[name]
-            found["units"] |= in_hindsight(answers, period, config.budgets, by_tier=config.by_tier)
-            yield found
-            if name in bundles and config.online:
-                kept[name] = by_part(reserved, period, config)
-                reserved = follow(name, estimates, config)
-                kept[name + ONLINE] = by_part(reserved, period, config)
-                yield judge(name + ONLINE, kind, None, reserved, period, bootstrap=bootstrap, drawn=False)
+            yield judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
+            equal[name] = swept.reclaimed(estimates.answers[name])
+            if config.online:
+                followed = follow(name, estimates, config)
+                yield judge(name + ONLINE, kind, None, followed, period, bootstrap=bootstrap, drawn=False)
+                if name in bundles:
+                    kept |= {n: by_part(r, period, config) for n, r in ((name, reserved), (name + ONLINE, followed))}
     yield judge_fixed(ORACLE, ORACLE, oracle(estimates.history).reservation, period, bootstrap=bootstrap)
 
 
@@ -167,32 +189,33 @@ def _drawn(config: ReplayConfig, learned: Sequence[str]) -> list[str]:
 
 
 def against_best(
-    judged: Sequence[Mapping[str, Any]], units: UnitSums, config: ReplayConfig
+    judged: Sequence[Mapping[str, Any]],
+    units: UnitSums,
+    equal: Mapping[str, Mapping[str, Floats]],
+    config: ReplayConfig,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return, by margin, estimator and resource, the comparison with the best statistical other one.
 
-    ``at_equal_violation`` of each is that of the margins set in hindsight; None where there are none.
+    Statistical estimators stand by their margins that were set once and by those that follow, but none by its own
+    other ones. ``at_equal_violation`` of each compares what ``equal`` has of both; None where it has neither.
     """
     kinds = {e["name"]: e["kind"] for e in judged if e["kind"] in COMPARED}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for margin in MARGIN_NAMES:
         budget = config.budgets.of(margin)
-        paired, equal = (_paired(units, kinds, key, config) for key in (margin, margin + HINDSIGHT))
+        paired = Paired({name: units.sums[name, margin] for name in kinds}, Bootstrap.of(config))
+        at_budget = EqualViolation({name: of[margin] for name, of in equal.items() if margin in of}, config.confidence)
         for name, (r, resource) in product(kinds, enumerate(RESOURCES)):
-            rivals = [other for other, kind in kinds.items() if kind == STATISTICAL]
+            rivals = [
+                other for other, kind in kinds.items() if kind == STATISTICAL and rests_on(other) != rests_on(name)
+            ]
             compared = paired.compare_best(name, rivals, r, budget)
             if compared is not None:
-                afterwards = equal.compare_best(name, rivals, r, budget) if name in equal.names else None
+                afterwards = at_budget.compare_best(name, rivals, r)
                 found.setdefault(margin, {}).setdefault(name, {})[resource] = compared.report() | {
                     "at_equal_violation": None if afterwards is None else afterwards.report()
                 }
     return found
-
-
-def _paired(units: UnitSums, names: Iterable[str], margin: str, config: ReplayConfig) -> Paired:
-    """Return the named estimators that have sums under a margin."""
-    sums = {name: units.sums[name, margin] for name in names if (name, margin) in units.sums}
-    return Paired(sums, Bootstrap.of(config))
 
 
 def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -216,10 +239,9 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
             "over the mean one. A higher price never reserves less."
         ),
         "online": (
-            "Begins with the same prices on the first validation row and then follows the workload: as answers turn "
-            "out violated or kept, each tier's price moves so that the share violated stays at the budget. Unseen "
-            "collections are among the tasks that it follows. Statistical estimators keep the margins that were set "
-            "once: what following alone is worth, the verdict at equal violation leaves out."
+            "Begins with the same price, or margin of a statistical estimator, on the first validation row and then "
+            "follows the workload: as answers turn out violated or kept, each tier's moves so that the share violated "
+            "stays at the budget. Unseen collections are among the tasks that it follows."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
         "violates.",
@@ -247,7 +269,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=13,
+    version=14,
     config=MarginsConfig,
     measure=measure,
     page=page,

@@ -16,7 +16,7 @@ from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.metrics import RECLAIMED, VIOLATING_S
 from reclaim.replay.open_loop.period import Period
 from reclaim.replay.open_loop.rows import ratio
-from reclaim.replay.report.units import HINDSIGHT, UnitSums
+from reclaim.replay.report.units import UnitSums
 from reclaim.replay.settings import ReplayConfig
 
 MONEY_DEFINITIONS: Final = {
@@ -34,8 +34,6 @@ def money(units: UnitSums, config: ReplayConfig, period: Period) -> list[dict[st
     days = period.slots.hours_at(period.slots.count) / 24 * _judged_share(period)
     found = []
     for (name, margin), sums in units.sums.items():
-        if margin.endswith(HINDSIGHT):
-            continue
         total = sums.sum(axis=0)
         for r, (resource, hour) in enumerate(zip(RESOURCES, config.value.hours, strict=True)):
             if hour is None or config.value.violation is None:

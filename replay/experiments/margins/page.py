@@ -30,7 +30,7 @@ from reclaim.replay.report.page import brief, runs_table
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 EQUAL: Final = "at equal violation"
-"""Heading of the verdict under margins set in hindsight."""
+"""Heading of the verdict where both violate exactly the budget."""
 _CAPTION: Final = f"Best of each kind, {HEADLINE} margin; verdict against the best statistical one"
 _RANK: Final = {BETTER: 0, ALONE: 0, WORSE: 2, EXCEEDS: 3}
 """Order of the verdicts when the best estimator is chosen; the others lie between."""
@@ -122,15 +122,15 @@ def comparisons(results: Results) -> Table:
         if (of := by_resource.get(r)) is not None
     ]  # fmt: skip
     columns = ("margin", "resource", "estimator", "reclaimed", "violation", "compared with", "reclaimed, difference",
-               "interval", "violation, difference", "its interval", "verdict", "in hindsight, with",
-               "reclaimed, in hindsight", "interval, in hindsight", EQUAL)  # fmt: skip
+               "interval", "violation, difference", "its interval", "verdict", f"{EQUAL}, with",
+               f"reclaimed {EQUAL}", f"interval {EQUAL}", EQUAL)  # fmt: skip
     shares = frozenset({"reclaimed", "violation", "reclaimed, difference", "violation, difference",
-                        "reclaimed, in hindsight"})  # fmt: skip
+                         f"reclaimed {EQUAL}"})  # fmt: skip
     return Table(columns, tuple(rows), shares)
 
 
 def _at_equal(of: Mapping[str, Any] | None) -> tuple[Cell, ...]:
-    """Return opponent, difference of what is reclaimed, its interval and the verdict, of margins set in hindsight."""
+    """Return opponent, difference of what is reclaimed, its interval and the verdict, at equal violation."""
     if of is None:
         return None, None, None, None
     return of["against"], of[RECLAIMED]["value"], interval(of[RECLAIMED]), of["verdict"]

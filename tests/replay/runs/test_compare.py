@@ -49,7 +49,7 @@ def small(report: ReplayReport, seed: int = 1) -> ReplayReport:
     config = MarginsConfig(draws=inputs["config"]["draws"], seed=seed)
     results = dict(report.results) | {
         "estimators": estimators,
-        "against_best": against_best(estimators, read_units(report.folder / UNITS), config),
+        "against_best": against_best(estimators, read_units(report.folder / UNITS), {}, config),
         "inputs": inputs | {"config": inputs["config"] | {"seed": seed}},
     }
     return replace(report, results=results)

@@ -10,7 +10,7 @@ import pytest
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.metrics import POSITION, STATS
 from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, USUAL, WORSE, Paired
-from reclaim.replay.report.units import HINDSIGHT, UnitSums, write_units
+from reclaim.replay.report.units import UnitSums, write_equal, write_units
 from reclaim.replay.runs.compare import Chosen, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.training.tracking import runs as tracking
@@ -26,9 +26,9 @@ Experiment = Callable[..., list[RunRecord]]
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """Return a maker of recorded replays: their runs, and the file of sums by unit where it was kept."""
+    """Return a maker of recorded replays: their runs, and the files of numbers by unit where they were kept."""
     files: dict[str, Path | None] = {}
-    monkeypatch.setattr(tracking, "find_file", lambda run_id, _: files[run_id])
+    monkeypatch.setattr(tracking, "find_file", lambda run_id, file: files[run_id] and files[run_id] / file)
 
     def make(
         whole: str,
@@ -48,9 +48,6 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
                 one[:, POSITION["rows"]], one[:, POSITION["granted"]] = rows, 1.0
                 one[:, POSITION["reclaimed"]] = RECLAIMED[name] + 0.1 * (margin == "aggressive")
                 sums[name, margin] = one
-                if name in (afterwards or {}):
-                    sums[name, margin + HINDSIGHT] = one.copy()
-                    sums[name, margin + HINDSIGHT][:, POSITION["reclaimed"]] = (afterwards or {})[name]
                 tags = {"dataset": dataset, "dataset_fingerprint": f"#{dataset}", "whole_experiment": whole}
                 tags |= {"estimator": name, "margin": margin, "kind": KINDS.get(name, "statistical")}
                 runs.append(
@@ -60,7 +57,9 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
         folder = tmp_path / whole
         folder.mkdir()
         write_units(UnitSums(np.arange(N_UNITS), np.zeros(N_UNITS, np.bool_), sums), folder)
-        files[whole] = folder / "units.parquet" if kept else None
+        equal = {name: dict.fromkeys(margins, np.full((101, 2), at)) for name, at in (afterwards or {}).items()}
+        write_equal(equal, folder)
+        files[whole] = folder if kept else None
         return runs
 
     return make
@@ -158,7 +157,7 @@ def test_intervals_are_drawn_as_in_the_replays_where_these_agree(
     monkeypatch.setattr("reclaim.replay.runs.differences.Paired", spy)
     runs = experiment("a", "network", margins=("medium",), **one) + experiment("b", "vpa", margins=("medium",), **other)
     assert pairs(runs) == ["medium: network - vpa"]
-    assert asked == [expected] * 2  # as set on validation rows, and in hindsight
+    assert asked == [expected]
 
 
 @pytest.mark.parametrize(
@@ -166,16 +165,27 @@ def test_intervals_are_drawn_as_in_the_replays_where_these_agree(
     [
         # at equal violation borg is the best of the others, and better
         ({"network": 0.5, "vpa": 0.4, "borg": 0.55}, ("borg", pytest.approx(-0.05), WORSE)),
-        ({"vpa": 0.4, "borg": 0.55}, (None, None, None)),  # as of margins that follow, which have none in hindsight
+        ({"network": 0.5, "vpa": 0.4, "borg": np.nan}, ("vpa", pytest.approx(0.1), BETTER)),  # borg never comes so low
+        ({"vpa": 0.4, "borg": 0.55}, (None, None, None)),  # as of prices that follow, which are not swept
     ],
 )
-def test_at_equal_violation_the_opponent_is_the_best_one_there_of_those_that_have_such_numbers(
+def test_at_equal_violation_the_opponent_is_the_best_one_there_of_those_that_reach_it(
     experiment: Experiment, afterwards: dict[str, float], expected: tuple[Any, ...]
 ) -> None:
-    runs = experiment("a", "network", "borg", "vpa", margins=("medium",), afterwards=afterwards)
+    alike = {"draws": "100", "seed": "1", "confidence": "0.9"}
+    runs = experiment("a", "network", "borg", "vpa", margins=("medium",), afterwards=afterwards, **alike)
     row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
     assert (row["estimator"], row["against"], row["verdict"]) == ("network", "vpa", BETTER)
     assert tuple(row.values())[-3:] == expected
+
+
+def test_replays_of_other_resamples_are_not_compared_at_equal_violation(experiment: Experiment) -> None:
+    of: Any = {"margins": ("medium",), "draws": "100", "confidence": "0.9"}
+    mine = experiment("a", "network", afterwards={"network": 0.5}, seed="1", **of)
+    for seed, expected in (("1", ("vpa", pytest.approx(0.1), BETTER)), ("2", (None, None, None))):
+        other = experiment(f"b{seed}", "vpa", afterwards={"vpa": 0.4}, seed=seed, **of)
+        row = differences(Chosen((*mine, *other), {}, (*mine, *other))).as_records()[0]
+        assert tuple(row.values())[-3:] == expected
 
 
 def test_an_unknown_difference_is_an_empty_cell(experiment: Experiment) -> None:

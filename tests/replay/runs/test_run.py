@@ -92,8 +92,9 @@ def by_name_of(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_all_files_are_written_and_name_their_inputs(report: ReplayReport) -> None:
     assert sorted(p.name for p in report.folder.iterdir()) == [
-        "margins_over_time.png", "margins_over_time.svg", "reclaimed_at_margins.png", "reclaimed_at_margins.svg",
-        "report.html", "results.json", "units.parquet",
+
+        "equal_violation.parquet", "margins_over_time.png", "margins_over_time.svg", "reclaimed_at_margins.png",
+        "reclaimed_at_margins.svg", "report.html", "results.json", "units.parquet",
     ]  # fmt: skip
     assert json.loads((report.folder / "results.json").read_text()) == report.results
     assert (
@@ -231,10 +232,14 @@ def test_a_cell_of_tasks_in_alloc_instances_alone_is_refused_with_a_remedy_of_it
 def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
+    config = replace(config, online=True)
     out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False)
     estimators = by_name_of(out.results)
-    assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
+    compared = [name + how for name in ("trees", "borg", "percentile") for how in ("", "-online")]
+    assert list(estimators) == [*compared, "limit", "oracle"]
     assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
+    assert estimators["borg-online"]["results"] != estimators["borg"]["results"]
+    assert {estimators[name]["kind"] for name in compared[2:]} == {"statistical"}
     assert {r["estimator"] for r in margins_table(out.results).as_records()} == {"trees", "borg", "percentile"}
     assert estimators["trees"]["kind"] == "learned"
     assert not estimators["trees"]["margins"]
@@ -262,7 +267,7 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
 def test_with_a_value_the_price_is_known_and_does_not_follow_and_the_report_says_the_money(
     dataset: Path, config: MarginsConfig, tmp_path: Path
 ) -> None:
-    config = replace(config, value=Value(core_hour=0.05, violation=3.0), closed_loop=False)
+    config = replace(config, value=Value(core_hour=0.05, violation=3.0), closed_loop=False, online=True)
     out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False)
     estimators = by_name_of(out.results)
     of_cpu, of_memory = (
@@ -308,6 +313,7 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
 ) -> None:
     champion, candidate = of_version("1"), of_version("2")
     bundles = by_name([champion, replace(candidate, forecaster=HalfOfIt())])
+    config = replace(config, online=True)
     out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False)
     facts = {"kind": "trees", "name": "reclaim", "version": "2", "run_id": "run2", "reference": "reclaim@2"}
     assert out.results["models"]["reclaim/2"] == facts

@@ -10,12 +10,12 @@ import pytest
 from reclaim.data.dataset import Dataset
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
+from reclaim.replay.equal_violation.sweep import Guards
 from reclaim.replay.experiment import LEARNED_MACHINE, Results, Source
 from reclaim.replay.experiments.frontier.day import machine_day
 from reclaim.replay.experiments.frontier.learned import foresee_machines
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
 from reclaim.replay.experiments.frontier.measure import EXPERIMENT, FrontierConfig, definitions
-from reclaim.replay.experiments.frontier.sweep import Guards
 from reclaim.replay.open_loop.estimates import estimate_all
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve

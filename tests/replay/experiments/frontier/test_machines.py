@@ -13,8 +13,8 @@ from reclaim.data import windows as w
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.splits import TEST, VALID
+from reclaim.replay.equal_violation.sweep import FACTORS, Bare, Guards
 from reclaim.replay.experiments.frontier.machines import MachinePeaks, judge_peaks, lay_out_machines
-from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.fold import run_base

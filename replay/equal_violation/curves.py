@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.replay.experiments.frontier.sweep import at_rate
+from reclaim.replay.equal_violation.sweep import at_rate
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.rows import ratio
 

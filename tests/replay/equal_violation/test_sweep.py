@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.windows import MEMORY_MAX, P90, Windows, demand, empty_windows
-from reclaim.replay.experiments.frontier.sweep import FACTORS, PLACES, Bare, Guards, TaskRows, at_rate, sweep_machines
+from reclaim.replay.equal_violation.sweep import FACTORS, PLACES, Bare, Guards, TaskRows, at_rate, sweep_machines
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
+from reclaim.replay.equal_violation.curves import Curve, JudgedUnits, draw_curve, report_curves
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.rows import ratio
 
