@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reclaim.cli.app import demo
-from reclaim.demo import run_demo
+from reclaim.demo import MODEL, run_demo
 from reclaim.training.bundle import load_bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.models.oom_calibration import Calibrated
@@ -25,7 +25,7 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
     out, size = asked["out"], {name: asked[name] for name in ("machines", "days", "seed")}
     report = run_demo(out, **size, say=print)
     results = {e["name"]: e for e in report.results["estimators"]}
-    champion = load_bundle(fetch_bundle("reclaim@champion")[0])
+    champion = load_bundle(fetch_bundle(f"{MODEL}@champion")[0])
     assert champion.kind == "network"
     assert isinstance(champion.forecaster, Calibrated)
     assert isinstance(champion.held_out, Calibrated)
@@ -35,13 +35,15 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
     assert (served.trees.value != first.trees.value).any()  # the one that is served learned from validation rows, too
     assert champion.forecaster.calibration == champion.held_out.calibration
     for name in MARGIN_NAMES:
-        replayed = results["reclaim/1"]["prices"][name]
+        replayed = results[f"{MODEL}/1"]["prices"][name]
         assert list(replayed.values()) == pytest.approx(champion.prices[name].value, rel=1e-9)
-    measured = {name: results["reclaim/1"]["results"][name]["all"] for name in MARGIN_NAMES}
+    measured = {name: results[f"{MODEL}/1"]["results"][name]["all"] for name in MARGIN_NAMES}
     for resource in ("cpu", "memory"):
         reclaimed = [measured[name]["reclaimed_share"][resource]["value"] for name in MARGIN_NAMES]
         assert reclaimed == sorted(reclaimed)  # the aggressive margin reclaims most
         assert reclaimed[-1] < results["oracle"]["results"]["none"]["all"]["reclaimed_share"][resource]["value"]
     assert report.page.is_file()
+    with pytest.raises(ModelError, match="no model reclaim@champion"):  # which commands would take by default
+        fetch_bundle("reclaim@champion")
     again = run_demo(out, **size, say=print)
     assert again.already_there

@@ -36,7 +36,7 @@ INK, RESERVED, USED, RECLAIMED = "#808890", "#2f81c1", "#d9822b", "#3fa66b"
 def main(demo: Path, out: Path) -> None:
     """Replay the demo's model and draw the day of a task that shows all parts best."""
     dataset = Dataset.open(demo / "dataset")
-    bundle = load_bundle(fetch_bundle("reclaim@champion")[0])
+    bundle = load_bundle(fetch_bundle("reclaim-demo@champion")[0])
     source = Source(dataset, FeatureSet.open(dataset.path), {"network": bundle})
     estimates = estimate_all(source, ReplayConfig(estimators=("borg",)))
     windows = estimates.history.windows

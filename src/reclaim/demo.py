@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 DEMONSTRATED: Final = "margins"
 """Experiment at the end of the demo."""
+MODEL: Final = "reclaim-demo"
+"""Name of the model that the demo registers: one of a synthetic cell is not to be the champion that commands take by
+default, and that a running service would answer with."""
+SERVE: Final = f"reclaim serve --model {MODEL}@champion"
+"""Command that serves it."""
 
 
 def run_demo(
@@ -56,10 +61,10 @@ def run_demo(
     build_features(dataset)
     say("builtin   would serve this cell from its first hour: `reclaim serve --model builtin`")
     say("train     a network of this cell")
-    trained = run_training(dataset.path, TrainConfig(seed=seed), progress=lambda stage: say(f"          {stage}"))
+    trained = run_training(dataset.path, TrainConfig(seed=seed, model_name=MODEL), progress=lambda stage: say(f"          {stage}"))
     if trained.champion != trained.version:
         served = f"{trained.model}/{trained.champion}" if trained.champion else "the built-in model"
-        say(f"          {trained.model}/{trained.version} is not champion: `reclaim serve` answers with {served}")
+        say(f"          {trained.model}/{trained.version} is not champion: `{SERVE}` answers with {served}")
     models = [load_model(BUILTIN), load_model(f"{trained.model}/{trained.version}")]
     say("replay    both, and the statistical estimators: baseline, medium and aggressive margins")
     return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=by_name(models))

@@ -471,7 +471,7 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Run all stages on a small synthetic cell: synth, ingest, features, train, replay."""
-    from reclaim.demo import DEMONSTRATED, run_demo
+    from reclaim.demo import DEMONSTRATED, SERVE, run_demo
     from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
 
     with Progress("synthesising") as progress:
@@ -482,7 +482,7 @@ def demo(
         *(f"figure  {path}" for path in sorted(report.folder.glob("*.png"))),
         *(f"replay  reclaim replay {name} {out / 'dataset'} --out {out / name}"
           for name in EXPERIMENTS if name != DEMONSTRATED),
-        "serve   reclaim serve",
+        f"serve   {SERVE}",
         as_json=as_json, verbose=verbose,
     )  # fmt: skip
 

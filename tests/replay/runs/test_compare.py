@@ -293,7 +293,8 @@ def test_compare_prints_the_numbers_that_the_replay_printed(
     again = told(*words, "--json")
     assert again["already_there"]
     assert [(r["estimator"], r["margin"]) for r in again["results"]] == [
-        ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("limit", "none"), ("oracle", "none"),
+        *((name, margin) for name in ("borg", "borg-online") for margin in ("baseline", "medium", "aggressive")),
+        ("limit", "none"), ("oracle", "none"),
     ]  # fmt: skip
     recorded = told("compare", "--json")["runs"]["margins"]
     around = ("dataset", "horizon", "started (UTC)", "run")

@@ -209,7 +209,7 @@ def test_the_manifest_runs_one_writer_that_is_watched() -> None:
     assert kinds["Service"]["spec"]["ports"][0]["targetPort"] == "http"
     assert kinds["Service"]["spec"]["selector"] == deployment["template"]["metadata"]["labels"]
     assert deployment["selector"]["matchLabels"] == deployment["template"]["metadata"]["labels"]
-    assert {word for word in container["args"] if word.startswith("--")} <= OPTIONS
+    assert {word for word in container.get("args", ()) if word.startswith("--")} <= OPTIONS
     assert pod["terminationGracePeriodSeconds"] > 20
 
 
