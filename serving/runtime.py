@@ -14,6 +14,7 @@ from reclaim.data.errors import StoreError
 from reclaim.data.schema import DAY_US
 from reclaim.serving.answers.encode import cell_prices, machine_margins
 from reclaim.serving.answers.machine_sums import CellTotals
+from reclaim.serving.answers.stateful import stale_after_us
 from reclaim.serving.cell.advice import prices_apart, worth_training
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
@@ -238,6 +239,7 @@ class Runtime:
         now = time.time()
         clock_s = float("nan") if info.clock_us is None else info.clock_us / 1e6
         unix = self.settings.clock == "unix"
+        fresh_us = self.tracker.clock.present_us - stale_after_us(self.keeper.served.bundle.horizon_s, self.settings)
         roles: dict[tuple[str, ...], float] = {("served", model.name, model.version, model.reference): 1.0}
         loaded_at: dict[tuple[str, ...], float] = {("served",): model.loaded_at}
         if model.shadow_name is not None and model.shadow_version is not None and model.shadow_loaded_at is not None:
@@ -250,6 +252,7 @@ class Runtime:
             "requests_under_way": float(self.requests_under_way),
             "writes_waiting": float(info.waiting),
             "tasks_tracked": float(info.tracked),
+            "tasks_stale": float(self.tracker.silent_since(fresh_us)),
             "tasks_room": float(self.settings.max_tracked - info.tracked),
             "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
             "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,

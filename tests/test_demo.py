@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reclaim.cli.app import demo
+from reclaim.data.errors import ModelError
 from reclaim.demo import MODEL, run_demo
 from reclaim.training.bundle import load_bundle
 from reclaim.training.margins.margin import MARGIN_NAMES

@@ -107,10 +107,15 @@ def answers(
 
 def is_stale(known: Known, settings: ServingSettings) -> NDArray[np.bool_]:
     """Return which tasks had windows, and have had none for too long to rest a reservation on; shape (n,)."""
-    stale_s = _HORIZONS_FRESH * known.scorer.horizon_s if settings.stale_s is None else settings.stale_s
     end_us = known.task[s.END_US]
-    stale: NDArray[np.bool_] = (end_us >= 0) & (end_us + int(stale_s * _US) < known.present_us)
+    until_us = end_us + stale_after_us(known.scorer.horizon_s, settings)
+    stale: NDArray[np.bool_] = (end_us >= 0) & (until_us < known.present_us)
     return stale
+
+
+def stale_after_us(horizon_s: int, settings: ServingSettings) -> int:
+    """Return for how long after its last window a task's reservation is valid (µs)."""
+    return int((_HORIZONS_FRESH * horizon_s if settings.stale_s is None else settings.stale_s) * _US)
 
 
 def as_json(found: Answers, units: Units, *, following: str | None = None) -> CellAnswer:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from reclaim.serving.cell.clock import CellClock
     from reclaim.serving.settings import ServingSettings
 
-IN_THE_FUTURE, NO_LIMIT, TOO_MANY_TASKS, ENDED, RUN_TO_COME = range(TOO_LATE + 1, TOO_LATE + 6)
+IN_THE_FUTURE, NO_LIMIT, TOO_MANY_TASKS, ENDED, RUN_TO_COME, IN_THE_PAST = range(TOO_LATE + 1, TOO_LATE + 7)
 OUTCOMES: Final = (
     "taken", "late", "repeated", "too_late", "in_the_future", "no_limit", "too_many_tasks", "ended", "run_to_come",
+    "in_the_past",
 )  # fmt: skip
 """Outcomes of a row; the first two are taken, the third is known already, the others are refused."""
 _REPLACED: Final = {
@@ -38,6 +39,7 @@ def why(outcome: int, settings: ServingSettings, clock: CellClock) -> str:
         TOO_MANY_TASKS: f"the service tracks {settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)",
         ENDED: "its task ended later than this window or fact began: a new run begins after the end",
         RUN_TO_COME: "scheduled_us: the run of a window cannot begin after the window",
+        IN_THE_PAST: "lies before the year 2000: times are µs since 1970; those of a trace need RECLAIM_CLOCK=trace",
     }[outcome]
 
 

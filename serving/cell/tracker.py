@@ -25,6 +25,7 @@ from reclaim.serving.cell.machine_peaks import MachinePeaks
 from reclaim.serving.cell.outcomes import (
     ENDED,
     IN_THE_FUTURE,
+    IN_THE_PAST,
     NO_LIMIT,
     RUN_TO_COME,
     TOO_MANY_TASKS,
@@ -123,6 +124,7 @@ class Tracker:
         outcome[windows.scheduled_us > end_us] = RUN_TO_COME
         outcome[self._ended.before_end(key, windows.start_us)] = ENDED
         outcome[self.clock.ahead(key, end_us, self)] = IN_THE_FUTURE
+        outcome[self.clock.impossible(end_us)] = IN_THE_PAST
         unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
         if len(unknown):
             _, task = np.unique(key[unknown], axis=0, return_inverse=True)
@@ -225,9 +227,10 @@ class Tracker:
         A new task needs room. Facts from before the end of a task that has ended would bring it back.
         """
         outcome = np.zeros(len(facts.key), np.uint8)
-        if self.clock.bound_us >= 0:
-            for name in (ENDED_US, FAILED_US, SINCE_US, s.SCHEDULED_US):
+        for name in (ENDED_US, FAILED_US, SINCE_US, s.SCHEDULED_US):
+            if self.clock.bound_us >= 0:
                 outcome[facts.columns[name] > self.clock.bound_us] = IN_THE_FUTURE
+            outcome[self.clock.impossible(facts.columns[name])] = IN_THE_PAST
         unknown = (self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0)
         began_us = np.maximum(facts.columns[SINCE_US], facts.columns[s.SCHEDULED_US])
         of_us = np.where(began_us < 0, facts.columns[FAILED_US] - 1, began_us)  # without a time they are of now
@@ -529,6 +532,12 @@ class Tracker:
         slot = run_of(self._slots.all())
         start_us, end_us = self._tasks[s.START_US][slot], self._tasks[s.END_US][slot]
         return start_us[end_us >= 0], end_us[end_us >= 0]
+
+    def silent_since(self, before_us: int) -> int:
+        """Return how many tasks have sent windows, the last of which ended before a time; from any thread."""
+        with self._lock:
+            end_us = self._tasks[s.END_US]
+            return int(np.count_nonzero((end_us >= 0) & (end_us < before_us)))
 
     def ends_of(self, key: Ids) -> Ids:
         """Return the end of each task's last window, -1 without one; for the writer thread. key (n, 2), result (n,)."""

@@ -82,6 +82,7 @@ SHOWN: Final[Mapping[str, Family]] = {
     "requests_under_way": Family("gauge", "Requests under way."),
     "writes_waiting": Family("gauge", "Writes in the queue."),
     "tasks_tracked": Family("gauge", "Tasks in memory."),
+    "tasks_stale": Family("gauge", "Tasks whose last window is too old to rest a reservation on."),
     "tasks_room": Family("gauge", "Further tasks that the memory would take."),
     "state_bytes": Family("gauge", "Size of the state: memory, log, snapshot.", ("part",)),
     "snapshot_age_seconds": Family("gauge", "Time since the last snapshot was made."),

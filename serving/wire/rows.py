@@ -386,9 +386,11 @@ def _check_ranges(columns: Columns, required: tuple[str, ...], good: NDArray[np.
             if name == s.TIER:
                 message = f"{name}: must be one of {', '.join(s.TIERS)}"
         _refuse(wrong, "invalid_field", message, name, good, refusals)
-    half = np.isnan(columns[s.CPU_LIMIT]) != np.isnan(columns[s.MEMORY_LIMIT])
+    unlimited = {name: np.isnan(columns[name]) for name in _LIMITS}
     message = "a limit must be given for every resource; of one that is not measured any amount will do"
-    _refuse(half, "invalid_field", message, s.CPU_LIMIT, good, refusals)
+    for name, none in unlimited.items():
+        half = none & ~np.logical_and.reduce(list(unlimited.values()))
+        _refuse(half, "invalid_field", message, name, good, refusals)
 
 
 def _refuse(

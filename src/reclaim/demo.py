@@ -61,7 +61,9 @@ def run_demo(
     build_features(dataset)
     say("builtin   would serve this cell from its first hour: `reclaim serve --model builtin`")
     say("train     a network of this cell")
-    trained = run_training(dataset.path, TrainConfig(seed=seed, model_name=MODEL), progress=lambda stage: say(f"          {stage}"))
+    trained = run_training(
+        dataset.path, TrainConfig(seed=seed, model_name=MODEL), progress=lambda stage: say(f"          {stage}")
+    )
     if trained.champion != trained.version:
         served = f"{trained.model}/{trained.champion}" if trained.champion else "the built-in model"
         say(f"          {trained.model}/{trained.version} is not champion: `{SERVE}` answers with {served}")

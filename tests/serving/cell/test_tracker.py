@@ -16,10 +16,10 @@ from reclaim.data.schema import TIERS
 from reclaim.features.fold import live
 from reclaim.serving.answers.encode import OPT_OUT, SERVED_RULES, STALE
 from reclaim.serving.answers.query import margins_of
-from reclaim.serving.answers.stateful import answers
+from reclaim.serving.answers.stateful import answers, stale_after_us
 from reclaim.serving.cell.claims import PERIOD_S
 from reclaim.serving.cell.clock import CellClock
-from reclaim.serving.cell.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, OUTCOMES, TOO_MANY_TASKS, why
+from reclaim.serving.cell.outcomes import ENDED, IN_THE_FUTURE, IN_THE_PAST, NO_LIMIT, OUTCOMES, TOO_MANY_TASKS, why
 from reclaim.serving.cell.task_record import TASK
 from reclaim.serving.cell.views import Known
 from reclaim.serving.models.scorer import TASK_PARTS, Scorer, Scores
@@ -127,6 +127,20 @@ def test_with_the_machines_clock_even_the_first_window_may_be_in_the_future(bund
     memory = memory_with(bundle, now_us=100 * DAY, clock="unix", ahead_s=600)
     assert memory.write(windows_of({"end_us": 100 * DAY + 601 * S, "start_us": 100 * DAY})) == [IN_THE_FUTURE]
     assert memory.write(windows_of({"end_us": 100 * DAY + 600 * S, "start_us": 100 * DAY})) == [TAKEN]
+
+
+def test_with_the_machines_clock_a_time_in_another_unit_is_refused_and_the_cell_has_not_begun(bundle: Bundle) -> None:
+    now_us = 1_800_000_000 * S
+    memory = memory_with(bundle, now_us=now_us, clock="unix")
+    for unit in (S, S // 1_000):  # seconds and milliseconds, called microseconds
+        late = {"end_us": now_us // unit, "start_us": now_us // unit - 300}
+        assert memory.write(windows_of(late)) == [IN_THE_PAST]
+    assert memory.tracker.size.begun_us < 0
+    assert memory.write(windows_of({"end_us": now_us, "start_us": now_us - W})) == [TAKEN]
+    facts = fact_rows({"task": 1, "ended_us": now_us // S})
+    assert memory.tracker.judge(facts).tolist() == [IN_THE_PAST]
+    of_a_trace = memory_with(bundle, now_us=now_us, clock="trace")
+    assert of_a_trace.write(windows_of({"end_us": W, "start_us": 0})) == [TAKEN]
 
 
 def test_no_reservation_exceeds_the_current_limit(memory: Memory) -> None:
@@ -268,11 +282,18 @@ def test_a_reservation_goes_stale_after_two_horizons(bundle: Bundle) -> None:
 
 def test_with_the_machines_clock_silence_alone_makes_tasks_stale(bundle: Bundle) -> None:
     memory = memory_with(bundle, now_us=W, clock="unix", stale_s=900)
+
+    def counted() -> int:
+        return memory.tracker.silent_since(memory.tracker.clock.present_us - stale_after_us(3_600, memory.settings))
+
+    assert counted() == 0
     memory.write(windows_of({"task": 1, "at": 0}))
     memory.now_us = W + 900 * S
     assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    assert counted() == 0
     memory.now_us += 1
     assert (memory.answers((1, 0)).estimate.rule == STALE).all()
+    assert counted() == 1
 
 
 def test_each_tier_gets_its_own_margin(memory: Memory) -> None:
