@@ -15,6 +15,7 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
+from reclaim.features.seen import holds
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
@@ -141,7 +142,7 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
             _refuse_trained_on_validation(name, bundle, source)
     settings: Mapping[str, Any] = candidate.trained.get("settings", {})
     budgets = Budgets(**settings.get("budgets", {}))
-    rows = [source.features.valid_rows() for source in sources]
+    rows = [_unseen_rows(source, models) for source in sources]
     if not sum(map(len, rows)):
         raise ModelError(f"{sources[0].dataset.path}: no validation row to judge on; {_FORCE}")
     x = np.concatenate([source.features.x[r] for source, r in zip(sources, rows, strict=True)])
@@ -181,6 +182,17 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
                 bounds = {"low": interval["low"], "high": interval["high"]}
                 found.append(values | {"difference": interval["value"], **bounds, "verdict": compared.verdict})
     return found
+
+
+def _unseen_rows(source: Source, models: Mapping[str, Bundle]) -> NDArray[np.int64]:
+    """Return the validation rows of a source that no model was fitted on as part of another dataset."""
+    rows = source.features.valid_rows()
+    for bundle in models.values():
+        for facts in bundle.trained.get("datasets", ()):
+            windows = windows_of([source], [rows])
+            if holds(facts.get("windows", ()), windows, np.arange(len(rows))):
+                rows = rows[source.features.end_us[rows] > facts["trained_until_us"]]
+    return rows
 
 
 def _answered(

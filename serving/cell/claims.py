@@ -1,4 +1,4 @@
-"""Counts of tasks whose windows were refused recently, as in the future or as too late, and of those taken."""
+"""Counts of tasks whose windows were refused recently, for their time or as too late, and of those taken."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Claims:
 
     @property
     def refused(self) -> int:
-        """Number of tasks that were refused as in the future, twice ``MOST_CLAIMS`` at most."""
+        """Number of tasks that were refused as in the future or before any cell, twice ``MOST_CLAIMS`` at most."""
         with self._lock:
             self._turn()
             return sum(len(claims) for claims in self._refused)
@@ -62,13 +62,13 @@ class Claims:
 
     @property
     def refused_share(self) -> float:
-        """Share of the tasks refused as in the future among these and those taken; NaN where there are none."""
+        """Share of the tasks refused for their time among these and those taken; NaN where there are none."""
         refused, taken = self.refused, self.taken
         return refused / (refused + taken) if refused + taken else math.nan
 
     @property
     def majority(self) -> bool:
-        """True if more tasks were refused as in the future than had a window taken."""
+        """True if more tasks were refused for their time than had a window taken."""
         return self.refused > self.taken
 
     @property
@@ -91,7 +91,7 @@ class Claims:
             self._too_late = _marked(self._too_late, slot)
 
     def refuse(self, key: Ids, end_us: Ids, had_us: Ids) -> None:
-        """Record windows refused as in the future; the latest one of a task stays.
+        """Record windows refused for their time; the latest one of a task stays.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class Claims:
             return np.array(list(both), np.int64).reshape(-1, 2), ends[:, 0], ends[:, 1]
 
     def clear(self) -> None:
-        """Forget the refusals as in the future: the clock has moved."""
+        """Forget the refusals for their time: the clock has moved."""
         with self._lock:
             self._refused, self._since_s = [{}, {}], None
 

@@ -104,9 +104,10 @@ class CellClock:
         """Fault between the clock and the windows that come, and its remedy; None: no fault."""
         claims = self.claims
         if claims.majority:
+            of_trace = "times of a trace need RECLAIM_CLOCK=trace" if self._unix else "RECLAIM_CLOCK"
             return (
-                f"windows of {claims.refused} tasks were refused recently as in the future, and those of "
-                f"{claims.taken} taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
+                f"windows of {claims.refused} tasks were refused recently for their time, and those of {claims.taken} "
+                f"taken: the clock stands at {self.present_us} µs (RECLAIM_AHEAD_S; {of_trace})"
             )
         if self._unix and self.latest_us > self.bound_us >= 0:
             return (
@@ -127,6 +128,13 @@ class CellClock:
                 "is stale: times are µs since 1970, and windows of a trace need RECLAIM_CLOCK=trace"
             )
         return None
+
+    def past(self, key: Ids, end_us: Ids, tasks: Tasks) -> NDArray[np.bool_]:
+        """Return which windows end when no running cell did, shape (n,); ``key`` and ``tasks`` as in ``ahead``."""
+        wrong = self.impossible(end_us)
+        if wrong.any():
+            self.claims.refuse(key[wrong], end_us[wrong], tasks.ends_of(key[wrong]))
+        return wrong
 
     def impossible(self, at_us: Ids) -> NDArray[np.bool_]:
         """Return which times no running cell has, shape of ``at_us``: in another unit, or of a trace; -1 is none."""

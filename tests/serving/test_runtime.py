@@ -36,9 +36,7 @@ def test_a_refused_majority_is_named_by_readyz_and_a_metric_and_the_service_stay
         runtime.writer.write(usage_rows(told)).result()
         runtime.writer.write(usage_rows(windows_of(*({"task": task, "at": 99} for task in range(20, 30))))).result()
         ready = runtime.readiness()
-        assert (
-            "windows of 10 tasks were refused recently as in the future, and those of 9 taken" in ready.about["clock"]
-        )
+        assert "windows of 10 tasks were refused recently for their time, and those of 9 taken" in ready.about["clock"]
         assert ready.ready
         shown = runtime.metrics.text()
         assert "reclaim_clock_ok 0.0" in shown

@@ -22,6 +22,7 @@ from reclaim.data.core.files import content_sha256, working_folder
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
+from reclaim.features.seen import sample_windows
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
@@ -374,7 +375,10 @@ def _bundle(trained: Trained, report: TrainReport, sources: Sequence[Source], co
         pipeline_version=pipeline_of(config.estimator),
         trained={
             "settings": dict(config.settings()),
-            "datasets": report.datasets,
+            "datasets": [
+                facts | {"windows": sample_windows(source.features)}
+                for facts, source in zip(report.datasets, sources, strict=True)
+            ],
             "violation": report.violation,
             "violation_by_tier": {k: {tier: _by_resource(v) for tier, v in of.items()} for k, of in of_tiers.items()},
             "reclaimed": report.reclaimed,

@@ -12,6 +12,7 @@ import pytest
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.seen import sample_windows
 from reclaim.replay.runs import promote as module
 from reclaim.replay.runs.promote import promote
 from reclaim.training.bundle import Bundle
@@ -135,6 +136,30 @@ def test_no_model_is_judged_on_rows_that_it_was_trained_on(dataset: Path, regist
     later = trained | {"trained_until_us": features.cuts_us[1]}
     registry.models["1"] = replace(registry.models["1"], trained={"datasets": [later]})
     with pytest.raises(ConfigError, match=r"the champion was trained on it until .* its validation period begins at"):
+        promote([dataset], "reclaim/2")
+
+
+def test_no_model_is_judged_on_rows_that_it_was_trained_on_in_another_dataset(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = FeatureSet.open(dataset)
+    asked: list[int] = []
+
+    def counted(*of: Any) -> Windows:
+        asked.append(len(windows := windows_of(*of)))
+        return windows
+
+    monkeypatch.setattr(module, "windows_of", counted)
+    valid = features.valid_rows()
+    until_us = int(np.median(features.end_us[valid]))
+    facts = {"fingerprint": "another", "trained_until_us": until_us, "windows": sample_windows(features)}
+    registry.models["1"] = replace(registry.models["1"], trained={"datasets": [facts]})
+    registry.champion = "1"
+    assert promote([dataset], "reclaim/2").moved
+    assert asked[-1] == np.count_nonzero(features.end_us[valid] > until_us) < len(valid)
+    facts["trained_until_us"] = features.cuts_us[1]
+    registry.champion = "1"
+    with pytest.raises(ModelError, match="no validation row to judge on"):
         promote([dataset], "reclaim/2")
 
 

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import mlflow
 import numpy as np
@@ -20,6 +21,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
+from reclaim.features.seen import sample_windows
 from reclaim.features.splits import TEST, SplitConfig
 from reclaim.replay.experiments.margins.following import following_table
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
@@ -453,6 +455,21 @@ def test_no_model_is_tested_on_what_its_prior_was_trained_or_tuned_on(dataset: P
         check_unseen("trees", bundle, dataset)
     facts["tuned_until_us"] = begins_us
     check_unseen("trees", bundle, dataset)
+
+
+def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
+    dataset: Path, config: MarginsConfig, tmp_path: Path
+) -> None:
+    features = FeatureSet.open(dataset)
+    until_us = features.cuts_us[1]
+    elsewhere = SimpleNamespace(n_buckets=features.n_buckets, cuts_us=(0, 2 * until_us), dataset=features.dataset)
+    facts = {"name": "longer", "fingerprint": "another", "windows": sample_windows(cast("FeatureSet", elsewhere))}
+    bundle = replace(learned(), trained={"datasets": [facts]})
+    with pytest.raises(ConfigError, match="trees was trained or tuned on windows that this test period holds, too, as"):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
+    assert not (tmp_path / "out").exists()
+    facts["windows"] = sample_windows(features)  # of the days before the test
+    run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
 
 
 def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ COUNTED = {
     "windows", "recorded_windows", "promotions",
 }  # fmt: skip
 UNITS = ("seconds", "bytes", "ratio", "info", "deviations", "limits", "amount")
-COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes", "_groups")
+COUNTS = ("_rows", "_tracked", "_stale", "_room", "_under_way", "_waiting", "_notes", "_groups")
 """Ends of the names of gauges that count things, which have no unit."""
 STATES = ("_ready", "_ok", "_reachable", "_fallback", "_in_use")
 """Of those that are 0 or 1."""
