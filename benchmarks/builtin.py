@@ -13,14 +13,15 @@ part of the budget at first (`training/margins/own_price.py`) and is moved by ou
 Next to it stand
 
 - `own`: the own price of the whole budget without any outcome;
-- `hindsight`: one price set on the measured rows themselves, which no service can do;
+- `hindsight`: one price with which exactly the budget is violated on the measured rows, which no service can set;
 - `statistic`: the one of five (maxima of 6 and 24 hours, of all, a decaying one, the decaying 98th percentile) that
   reclaims most with a margin set on the measured rows themselves;
 - in the test period `trained`: the network of `reclaim train` on the dataset itself, following from prices of its
   validation period, and in hindsight.
 
 Differences in hindsight are at equal violation, which is the budget. They have 95 % intervals that draw whole tasks
-with replacement. Of datasets of more than ``MOST_TASKS`` tasks the test period counts every n-th task, for all alike.
+with replacement, and find the price anew in each draw. Of datasets of more than ``MOST_TASKS`` tasks the test period
+counts every n-th task, for all alike.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ from reclaim.data.windows import Windows
 from reclaim.features.registry import AT
 from reclaim.features.splits import TEST
 from reclaim.features.targets import HORIZONS_S
+from reclaim.replay.equal_violation.compare import EqualViolation, SweptPeriod
+from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.training.bundle import Bundle, pipeline_of
 from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.fitting.learner import learner_of
 from reclaim.training.fitting.sources import Source, open_sources, windows_of
 from reclaim.training.margins.answers import Answers, Widened
-from reclaim.training.margins.calibrate import calibrate, guarded_reservations, reclaimed_share, violation_share
+from reclaim.training.margins.calibrate import calibrate, reclaimed_share, violation_share
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
@@ -129,14 +132,6 @@ class Rows:
         """Return the targets of rows that rest on nothing measured after their period."""
         return np.where(self.inside[rows, None], self.target[rows], np.nan)
 
-    def by_task(self, reservation: Floats, r: int) -> Floats:
-        """Return limits and what is left of them by task; shape (n_tasks, 2)."""
-        known = np.isfinite(self.limit[:, r])
-        left = np.where(known, self.limit[:, r] - reservation[:, r], 0.0)
-        n = int(self.task.max()) + 1
-        return np.stack([np.bincount(self.task, np.where(known, self.limit[:, r], 0.0), n),
-                         np.bincount(self.task, left, n)], axis=1)  # fmt: skip
-
 
 def first_days(source: Source, days: float) -> Rows:
     """Return the first days of a record, every row measured whose target is known."""
@@ -163,12 +158,6 @@ def statistics(rows: Rows) -> dict[str, Answers]:
     return found
 
 
-def in_hindsight(answers: Answers, rows: Rows) -> Mapping[str, Floats]:
-    """Return what is reserved of the measured rows at settings made for them."""
-    windows, of = rows.windows.take(rows.at), answers.take(rows.at)
-    return guarded_reservations(of, windows, calibrate(of, windows, rows.target[rows.at], Budgets()).settings)
-
-
 def online(answers: Answers, rows: Rows, settings: Any, **how: Any) -> Mapping[str, Floats]:
     """Return what is reserved of the measured rows hour by hour."""
     held = OnlineMargins(settings, Budgets(), HORIZON_S, **how).hold(rows.windows.task_numbers(), answers, rows.windows)
@@ -181,9 +170,12 @@ def measure(rows: Rows, model: Bundle, began_us: int, trained: Bundle | None = N
     held: dict[str, Mapping[str, Floats]] = {
         "service": online(answers, rows, model.prices, own=True, since_us=began_us),
         "own": online(answers, rows, model.prices, own=True, since_us=began_us - 30 * _DAY_US, rate=_STILL),
-        "hindsight": in_hindsight(answers, rows),
     }
-    of_statistics = {name: in_hindsight(of, rows) for name, of in statistics(rows).items()}
+    swept = SweptPeriod.of_rows(
+        rows.windows, rows.target, rows.at, rows.task, Budgets(), Bootstrap(DRAWS, seed=1, confidence=0.95)
+    )
+    equal = {"hindsight": swept.reclaimed(answers)}
+    of_statistics = {name: swept.reclaimed(of) for name, of in statistics(rows).items()}
     if trained is not None:
         estimator = trained.bare_estimator(
             horizon_s=HORIZON_S, mean_limit=rows.mean_limit, dataset=trained.dataset_fingerprint
@@ -192,39 +184,33 @@ def measure(rows: Rows, model: Bundle, began_us: int, trained: Bundle | None = N
         before = np.setdiff1d(np.arange(len(rows.windows)), rows.at)
         set_there = calibrate(theirs.take(before), rows.windows.take(before), rows.known_before(before), Budgets())
         held["trained"] = online(theirs, rows, set_there.settings)
-        held["trained_hindsight"] = in_hindsight(theirs, rows)
+        equal["trained_hindsight"] = swept.reclaimed(theirs)
     demand = needed(rows.target[rows.at], rows.windows.limit[rows.at])
     lines = []
     for margin in MARGINS:
         for r, resource in enumerate(RESOURCES):
             if not np.isfinite(rows.target[rows.at][:, r]).any():
                 continue
-            best = max(STATISTICS, key=lambda name: rows.shares(of_statistics[name][margin], r)["reclaimed"])
-            every = {name: of[margin] for name, of in held.items()} | {"statistic": of_statistics[best][margin]}
-            line: dict[str, Any] = {"resource": resource, "budget": asdict(Budgets())[margin], "statistic_is": best}
-            line |= {name: rows.shares(of, r) for name, of in every.items()}
+            budget = asdict(Budgets())[margin]
+            best = max(STATISTICS, key=lambda name: float(np.nan_to_num(of_statistics[name][margin][0, r], nan=-1.0)))
+            at_budget = EqualViolation(
+                {name: of[margin] for name, of in (equal | {"statistic": of_statistics[best]}).items()}, 0.95
+            )
+            line: dict[str, Any] = {"resource": resource, "budget": budget, "statistic_is": best}
+            line |= {name: rows.shares(of[margin], r) for name, of in held.items()}
+            line |= {
+                name: {"reclaimed": float(of[0, r]), "violation": budget} for name, of in at_budget.reclaimed.items()
+            }
             line["oracle"] = float(reclaimed_share(demand, rows.limit)[r])
             line["rows"] = int(np.isfinite(rows.target[rows.at][:, r]).sum())
-            sums = {name: rows.by_task(of, r) for name, of in every.items()}
-            others = [name for name in ("statistic", "trained_hindsight") if name in every]
-            line["hindsight_less"] = {name: _interval(sums["hindsight"], sums[name]) for name in others}
+            gained = {
+                name: at_budget.compare("hindsight", name, r).difference.reclaimed
+                for name in ("statistic", "trained_hindsight")
+                if name in at_budget.reclaimed
+            }
+            line["hindsight_less"] = {name: [of.value, of.low, of.high] for name, of in gained.items()}
             lines.append(line)
     return lines
-
-
-def _interval(one: Floats, other: Floats) -> list[float]:
-    """Return the difference of shares and the bounds of its interval."""
-    n, random = len(one), np.random.default_rng(1)
-    drawn = random.integers(0, n, (DRAWS, n))
-    weights = np.stack([np.bincount(of, minlength=n).astype(np.float64) for of in drawn])
-
-    def share(sums: Floats, of: Floats) -> Any:
-        total = of @ sums
-        return total[..., 1] / total[..., 0]
-
-    differences = share(one, weights) - share(other, weights)
-    whole = np.ones(n)
-    return [float(share(one, whole) - share(other, whole)), *map(float, np.quantile(differences, [0.025, 0.975]))]
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows
 from reclaim.replay.equal_violation.curves import JudgedUnits, draw_curve
 from reclaim.replay.equal_violation.sweep import Bare, Guards, TaskRows
 from reclaim.replay.open_loop.bootstrap import Bootstrap, bounds
@@ -49,14 +50,20 @@ class SweptPeriod:
     @classmethod
     def lay_out(cls, period: Period, budgets: Budgets, bootstrap: Bootstrap) -> Self:
         """Lay out the test rows of a period, its collections as units."""
-        windows, of = period.history.windows, asdict(budgets)
-        rows = TaskRows.lay_out(
-            period.rows, Guards.from_windows(windows), period.history.target, window_seconds(windows), period.unit,
-            len(period.unseen_units),
-        )  # fmt: skip
-        totals, rates = rows.totals(), tuple(of.values())
+        history = period.history
+        return cls.of_rows(history.windows, history.target, period.rows, period.unit, budgets, bootstrap)
+
+    @classmethod
+    def of_rows(
+        cls, windows: Windows, target: Floats, rows: NDArray[np.int64], unit: NDArray[np.int64], budgets: Budgets,
+        bootstrap: Bootstrap,
+    ) -> Self:  # fmt: skip
+        """Lay out some rows of windows, whose targets are shares of the limit; ``unit`` is of these rows, from 0."""
+        of, n_units = asdict(budgets), int(unit.max(initial=-1)) + 1
+        rows_of = TaskRows.lay_out(rows, Guards.from_windows(windows), target, window_seconds(windows), unit, n_units)
+        totals, rates = rows_of.totals(), tuple(of.values())
         units = tuple(JudgedUnits.from_totals(totals[..., r], rates, bootstrap) for r in range(len(RESOURCES)))
-        return cls(rows, units, tuple(of))
+        return cls(rows_of, units, tuple(of))
 
     def reclaimed(self, answers: Answers) -> dict[str, Floats]:
         """Return what an estimator reclaims at each budget, by its name: of all units, then of each resample.
