@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,6 +20,8 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.tracking.references import SERVED
 
 ENV_PREFIX: Final = "RECLAIM_"
+_ALIKE: Final = 0.9
+"""Ratio of equal letters (``difflib``) of two names from which one is a slip: a letter or two in fifteen."""
 LONGEST_S: Final = 1e9
 """Longest time in seconds that a setting may name, some thirty years: sums with it still fit into whole µs."""
 
@@ -151,10 +156,23 @@ def read_settings() -> ServingSettings:
     Raises
     ------
     ConfigError
-        A variable is out of range or unreadable; the message names it.
+        A variable is out of range or unreadable, or is named almost as a setting is; the message names it.
     """
+    _refuse_misspelt(os.environ)
     try:
         return ServingSettings()
     except ValidationError as error:
         problems = "; ".join(f"{ENV_PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"settings of the service: {problems}") from error
+
+
+def _refuse_misspelt(variables: Iterable[str]) -> None:
+    """Raise ConfigError where a variable's name is almost that of a setting.
+
+    Others pass: a Kubernetes with a service of this name sets ``RECLAIM_PORT`` and the like.
+    """
+    known = {ENV_PREFIX + name.upper() for name in ServingSettings.model_fields}
+    for name in variables:
+        if name.startswith(ENV_PREFIX) and name not in known:
+            for meant in get_close_matches(name, known, n=1, cutoff=_ALIKE):
+                raise ConfigError(f"{name} is no setting of the service; {meant} is")

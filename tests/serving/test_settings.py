@@ -61,3 +61,17 @@ def test_an_empty_model_is_one_that_is_not_named(monkeypatch: pytest.MonkeyPatch
     assert (read_settings().model, read_settings().may_fall_back) == ("reclaim@champion", True)
     monkeypatch.setenv("RECLAIM_MODEL", "builtin")
     assert (read_settings().model, read_settings().may_fall_back) == ("builtin", False)
+
+
+def test_a_variable_that_is_almost_a_setting_is_refused_and_those_of_a_kubernetes_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_3000_TCP", "PORT_3000_TCP_ADDR",
+                 "PORT_3000_TCP_PROTO", "PREPARED"):  # fmt: skip
+        monkeypatch.setenv(f"RECLAIM_{name}", "tcp://10.0.0.1:3000")
+    read_settings()
+    for wrong, right in (("LATENES_S", "LATENESS_S"), ("STATES", "STATE"), ("MAX_TRACKD", "MAX_TRACKED")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"RECLAIM_{wrong}", "5")
+            with pytest.raises(ConfigError, match=f"RECLAIM_{wrong} is no setting of the service; RECLAIM_{right} is"):
+                read_settings()

@@ -114,7 +114,11 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
     granted = np.any(windows.limit > 0, axis=0)
     for r, resource in enumerate(RESOURCES):
         if not rows[:, r].any() and (granted[r] or not granted.any()):
-            cause = "the trace is shorter than the horizon after the validation split" if granted.any() else NO_LIMIT
+            cause = (
+                "the trace ends within the horizon of each, or their tasks have no later windows"
+                if granted.any()
+                else NO_LIMIT
+            )
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
                 f"expected at least 1; {cause}"
