@@ -28,6 +28,8 @@ CHANNELS: Final = (
 """The measurement axis of ``Windows.usage``; the resource ones in the unit of the limit."""
 
 CPU_MEAN, CPU_MAX, MEMORY_MEAN, MEMORY_MAX, PAGE_CACHE, CPI, MAI = range(len(CHANNELS))
+FAR_ABOVE: Final = 2.0
+"""Limits of mean usage from which usage and limit seem to be in different units: a task may pass its limit, by less."""
 
 LEVELS: Final = tuple(sorted((*PERCENTILES, *TAIL_PERCENTILES)))
 """The level axis of ``Windows.percentiles``, in percent: 0, 10 … 90, 91, 92 … 99, 100."""
@@ -217,6 +219,12 @@ def drop_zero_maxima(usage: NDArray[np.float64]) -> None:
     """
     for mean, most in ((CPU_MEAN, CPU_MAX), (MEMORY_MEAN, MEMORY_MAX)):
         usage[(usage[:, most] == 0.0) & (usage[:, mean] > 0.0), most] = np.nan
+
+
+def far_above_limit(windows: Windows) -> NDArray[np.bool_]:
+    """Return which mean usages are above ``FAR_ABOVE`` limits, shape (n, n_resources); false where unknown."""
+    above: NDArray[np.bool_] = windows.usage[:, (CPU_MEAN, MEMORY_MEAN)] > FAR_ABOVE * windows.limit
+    return above
 
 
 def what_is_judged(windows: Windows) -> Windows:

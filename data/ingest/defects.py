@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.columns import values_of
 from reclaim.data.core.jit import CACHED
+from reclaim.data.windows import FAR_ABOVE
 
 OVERLAP: Final = "a window begins before an earlier one of its task ends"
 LONGER: Final = "a window is longer than the trace's longest"
@@ -79,7 +80,7 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
         (CPU_ABOVE, s.CPU_MEAN, s.CPU_LIMIT),
         (MEMORY_ABOVE, s.MEMORY_MEAN, s.MEMORY_LIMIT),
     ):
-        counts[defect] = np.count_nonzero(_floats(usage, mean) > 2 * _floats(usage, limit))
+        counts[defect] = np.count_nonzero(_floats(usage, mean) > FAR_ABOVE * _floats(usage, limit))
     if longest_us is not None:
         counts[LONGER] = np.count_nonzero(end_us - start_us > longest_us)
     for defect, highest, mean in ((CPU_BELOW, s.CPU_MAX, s.CPU_MEAN), (MEMORY_BELOW, s.MEMORY_MAX, s.MEMORY_MEAN)):

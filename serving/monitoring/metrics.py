@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import FAR_ABOVE
 from reclaim.features.groups import TIER_LABELS
 from reclaim.serving.cell import outcomes
 from reclaim.serving.monitoring.drift import DriftNumbers
@@ -218,12 +219,16 @@ class Metrics(Collector):
         recorded = self._counter(
             "recorded_windows", "Windows for --record, by what became of them; dropped: not written.", "outcome"
         )
+        above = self._counter(
+            "windows_above_limit", f"Windows taken whose mean usage is above {FAR_ABOVE:g} times the limit.", "resource"
+        )
         # a series by its label, at 0 from the start: to look one up costs more than to count
         self._windows = {name: windows.labels(name) for name in OUTCOMES}
         self._phases = {name: phases.labels(name) for name in PHASES}
         self._answer_phases = {name: answer_phases.labels(name) for name in ANSWER_PHASES}
         self._promotions = {name: promotions.labels(name) for name in PROMOTIONS}
         self._recorded = {name: recorded.labels(name) for name in RECORDINGS}
+        self._above = [above.labels(name) for name in RESOURCES]
         self._series: set[tuple[str, ...]] = set()
         """Labels of requests that were seen."""
         self._shown: list[Callable[[], Shown]] = []
@@ -252,6 +257,12 @@ class Metrics(Collector):
         """Count windows by what became of them, one of ``OUTCOMES``."""
         if n:
             self._windows[outcome].inc(n)
+
+    def above_limit(self, counts: Sequence[int]) -> None:
+        """Count windows whose usage is far above the limit, by resource."""
+        for series, n in zip(self._above, counts, strict=True):
+            if n:
+                series.inc(n)
 
     def phase(self, name: str, seconds: float) -> None:
         """Record the duration of a part of a write, one of ``PHASES``."""

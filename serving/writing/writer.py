@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, ReclaimError, StoreError
-from reclaim.data.windows import Windows, concatenate
+from reclaim.data.windows import Windows, concatenate, far_above_limit
 from reclaim.features.fold.live_kernel import LATE, REPEATED
 from reclaim.features.fold.live_kernel import NEW as TAKEN
 from reclaim.serving.cell.following import Following
@@ -254,6 +254,7 @@ class Writer:
             admitted = self._tracker.admit(windows, in_alloc)
         if len(admitted.windows) == 0:
             return admitted.outcome, self._synced()
+        self._metrics.above_limit(np.count_nonzero(far_above_limit(admitted.windows), axis=0).tolist())
         if self._recorder is not None:
             self._note_record(self._recorder.take(admitted.windows))
         with self.timed("log"):

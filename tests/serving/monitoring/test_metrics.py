@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LEVELS = (0.5, 0.9995)
 COUNTED = {
     "request_duration_seconds", "write_phase_duration_seconds", "answer_phase_duration_seconds", "requests_refused",
-    "windows", "recorded_windows", "promotions",
+    "windows", "windows_above_limit", "recorded_windows", "promotions",
 }  # fmt: skip
 UNITS = ("seconds", "bytes", "ratio", "info", "deviations", "limits", "amount")
 COUNTS = ("_rows", "_tracked", "_stale", "_room", "_under_way", "_waiting", "_notes", "_groups")

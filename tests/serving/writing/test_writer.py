@@ -87,6 +87,21 @@ def test_without_a_folder_no_write_is_called_durable(start: Callable[..., Servic
     assert service.writer.store_problem is None
 
 
+def test_windows_of_usage_in_another_unit_than_the_limit_are_counted_once_taken(start: Callable[..., Service]) -> None:
+    service = start(None)
+    answer = service.told(
+        {"task": 1, "cpu": 400.0},
+        {"task": 2, "cpu": 2.0},
+        {"task": 3, "cpu": 2.1},
+        {"task": 4, "cpu": 9.0, "limit": None},
+    )
+    assert (answer.taken, answer.refused) == (3, {"no_limit": 1})
+    service.told({"task": 1, "cpu": 400.0})  # a repeat
+    shown = service.writer._metrics.text()
+    assert 'reclaim_windows_above_limit_total{resource="cpu"} 2.0' in shown
+    assert 'reclaim_windows_above_limit_total{resource="memory"} 0.0' in shown
+
+
 def test_rows_are_named_as_they_stood_in_the_body_however_they_were_taken(
     start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
