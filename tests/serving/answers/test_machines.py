@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -426,6 +427,25 @@ def test_a_question_that_means_nothing_is_refused(three: Memory, wrong: Json, co
     with pytest.raises(RequestError) as refused:
         fitted_to(three, **request)
     assert (refused.value.status, refused.value.body.error.code, refused.value.body.error.field) == (422, code, field)
+
+
+def test_candidates_are_answered_alike_and_in_their_order_by_any_number_of_threads(
+    three: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "ROWS_WORTH_A_THREAD", 1)
+    body = {"candidates": [{"limit": both(0.1 * k)} for k in range(1, 8)], "capacity": both(5.0)}
+    request = parse_body(json.dumps(body).encode(), FitRequest)
+    alone, threaded = (fit(three.tracker, request, three.settings, UNITS, threads) for threads in (1, 3))
+    assert [c.limit.cpu for c in alone.candidates] == pytest.approx([0.1 * k for k in range(1, 8)])
+    assert threaded == alone
+
+
+def test_nothing_is_computed_for_a_client_that_has_left(three: Memory) -> None:
+    request = parse_body(json.dumps({"candidates": [{"limit": both(0.5)}], "capacity": both(5.0)}).encode(), FitRequest)
+    left = threading.Event()
+    assert len(fit(three.tracker, request, three.settings, UNITS, left=left).candidates) == 1
+    left.set()
+    assert fit(three.tracker, request, three.settings, UNITS, left=left).candidates == []
 
 
 def test_too_many_pairs_are_refused(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
