@@ -374,6 +374,8 @@ def test_most_names_the_cheapest_and_equal_costs_come_by_id(bundle: Bundle) -> N
     foresee(memory, dict.fromkeys(range(1, 21), 0.2))
     (candidate,) = fitted_to(memory, candidates=[{"limit": both(1.0)}], capacity=both(9.0), most=3).candidates
     assert (candidate.with_room, [p.machine_id for p in candidate.places]) == (20, [80, 81, 82])
+    (candidate,) = fitted_to(memory, candidates=[{"limit": both(1.0)}], capacity=both(9.0), most=19).candidates
+    assert [p.machine_id for p in candidate.places] == list(range(80, 99))  # all but one
 
 
 @settings(max_examples=30, deadline=None)
@@ -438,6 +440,25 @@ def test_candidates_are_answered_alike_and_in_their_order_by_any_number_of_threa
     alone, threaded = (fit(three.tracker, request, three.settings, UNITS, threads) for threads in (1, 3))
     assert [c.limit.cpu for c in alone.candidates] == pytest.approx([0.1 * k for k in range(1, 8)])
     assert threaded == alone
+
+
+def test_candidates_and_machines_are_of_one_model_though_it_changes_between_them(
+    three: Memory, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request: Json = {"candidates": [{"collection_id": 3, "limit": both(9.0)}], "capacity": both(5.0)}
+    before = fitted_to(three, **request)
+    following = [Memory(ALONE, bundle).scorer]
+
+    def promote_first(*of: Any) -> MachineSums:
+        if following:  # the candidates have been looked at
+            three.tracker.promote(following.pop())
+        return sums_of(*of)
+
+    monkeypatch.setattr("reclaim.serving.answers.machine_fit.sums_of", promote_first)
+    amid = fitted_to(three, **request)
+    assert following == []
+    assert amid == fitted_to(three, **request)
+    assert amid.candidates[0].freed != before.candidates[0].freed  # the model foresees other than 0.4
 
 
 def test_nothing_is_computed_for_a_client_that_has_left(three: Memory) -> None:
