@@ -130,7 +130,9 @@ class Diary(Estimator):
         return Estimate(np.repeat(numbers[:, None] / 10, 2, axis=1), np.zeros((len(slot), 2), np.uint8))
 
 
-def fed(windows: Windows, calls: list[tuple[int, dict[str, Any]]]) -> tuple[list[list[tuple[int, ...]]], list[float]]:
+def fed(
+    windows: Windows, calls: list[tuple[int, dict[str, Any]]]
+) -> tuple[list[list[tuple[int, int, int, int]]], list[float]]:
     """Return the windows that each call feeds, and what it leaves the last run reserved; times in slots.
 
     A call is of a moment, with what has changed of the last run until then. It has a window of each slot, from its

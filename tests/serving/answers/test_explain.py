@@ -12,7 +12,7 @@ import pytest
 from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.models.loader import load_model
-from reclaim.serving.wire.schemas import Units
+from reclaim.serving.wire.schemas import Resources, Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.price import Price, three_prices
@@ -69,7 +69,7 @@ def test_a_task_known_by_its_facts_alone_counts_its_limit_and_has_no_step_and_no
     memory = memory_with(load_model("builtin").bundle)
     memory.tell(fact_rows({"task": 1, "limit": 3.0, "scheduling_class": 3}))
     explained = explain(memory.answers((1, 0)), Units())
-    assert (explained.task.reservation.cpu, explained.scheduling_class) == (3.0, 3)
+    assert (explained.task.reservation, explained.scheduling_class) == (Resources(cpu=3.0, memory=3.0), 3)
     assert (explained.steps, explained.by_margin, explained.forecast) == ([], {}, [])
     assert (explained.last_window, explained.exceedance, explained.scheduled_us) == (None, None, None)
 

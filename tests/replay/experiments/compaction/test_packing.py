@@ -114,6 +114,7 @@ def test_a_soft_constraint_gives_way_only_where_it_must() -> None:
     soft = tasks((0.9, 0.9), constraint_set=[1], soft=[True])
     assert placed(soft, replace(onto, allowed=np.ones((2, 2), np.bool_))) == [0]
     assert placed(soft, onto) == [1]
+    assert placed(soft, machines((4, 4), (1, 1), allowed=[[True, True], [True, False]])) == [0]
     assert placed(soft, machines((1, 1), (0.5, 0.5), allowed=[[True, True], [False, True]])) == [0]
     assert placed(replace(soft, soft=np.array([False])), machines((1, 1), allowed=[[True], [False]])) is None
 
