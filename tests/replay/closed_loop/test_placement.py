@@ -146,6 +146,27 @@ def test_the_most_that_any_machine_has_left_is_of_each_resource_and_the_lowest_r
     assert most.tolist() == pytest.approx([0.5, 0.7])
 
 
+class OfFailures(NamedTuple):
+    """The parts of a loop's state by which a search is known to fail again."""
+
+    failures: np.ndarray
+    changed: np.ndarray
+    n_changed: np.ndarray
+    rooms: np.ndarray
+    masks: np.ndarray
+
+
+@pytest.mark.parametrize("name", [None, "need", "mask", "rank", "band"])
+def test_a_search_fails_again_only_where_it_is_the_same_one_in_every_respect(name: str | None) -> None:
+    failures, runs = np.zeros(2, FAILURE), np.zeros(1, RUN)
+    failures[1]["need"], failures[1]["at"] = 0.5, 3
+    if name is not None:
+        failures[1][name] = 1
+    rooms, changed = np.zeros((FREED + 2, 1), np.float32), np.zeros(4, ROOM_CHANGE)
+    loop = OfFailures(failures, changed, np.array([3]), rooms, np.ones((2, 1), np.bool_))
+    assert fails_again(runs[0], np.full(2, 0.5), loop, 1) == (name is None)
+
+
 def test_a_machine_whose_lower_work_is_too_little_is_passed_over_without_a_look_at_its_tasks() -> None:
     outcome = run(
         Task([(0.1, 0.1)] * 9, (0.3, 0.3), rank=1), Task([(0.1, 0.1)] * 9, (0.6, 0.6), rank=2),
