@@ -27,7 +27,8 @@ def scaled(digits: Any, power: Any) -> Any:
 
     D. Lemire, "Number parsing at a gigabyte per second", Software: Practice and Experience 51 (2021): exact arithmetic
     where both the digits and the power of ten are exact doubles (Clinger's fast path), else one 64×128-bit
-    multiplication. A result that neither settles is uncertain, and the line goes to the careful reader.
+    multiplication, which settles normal doubles below 2**1023 (N. Mushtak and D. Lemire, "Fast number parsing without
+    fallback", the same journal 53, 2023). Others are uncertain, and the line goes to the careful reader.
 
     Parameters
     ----------
@@ -53,8 +54,6 @@ def scaled(digits: Any, power: Any) -> Any:
         low += carry
         if low < carry:
             high += np.uint64(1)
-        if low == np.uint64(0xFFFFFFFFFFFFFFFF) and (power < -27 or power > 55):
-            return 0.0, False
     upper = high >> np.uint64(63)
     drop = upper + np.uint64(9)  # 64 bits, less the 53 of a double, less two to round by
     mantissa = high >> drop

@@ -173,3 +173,12 @@ def test_sums_of_reservations_are_held_against_the_same_peaks() -> None:
     # of the answers whose horizon ends by slot 8, of slots 0 to 5, those of 2 to 5 see slot 5
     assert (outcome.held.judged, outcome.held.over.tolist()) == (6, [4, 0])
     assert simulate(made, machines((1.0, 1.0)), reserved).held.judged == 0
+
+
+def test_with_a_horizon_longer_than_an_hour_there_is_an_answer_of_every_so_many_slots() -> None:
+    made, reserved = workload(Task([(0.1, 0.1)] * 30, (0.4, 0.4), carried=True), slots=30)
+    # 24 slots of horizon are twice the twelve whose answers are waited for: those of slots 0, 2, 4 and 6 end by 30
+    held = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=2 * 3_600).held
+    assert (held.judged, held.times) == (4, 4)
+    held = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=3_600).held
+    assert (held.judged, held.times) == (19, 19)  # of every slot up to 18

@@ -158,6 +158,12 @@ def test_every_number_of_a_summary_is_what_it_says(outcome: Outcome) -> None:
     })  # fmt: skip
 
 
+def test_a_run_that_is_ready_at_time_0_and_never_placed_has_waited_throughout() -> None:
+    found = summary(run(Task([(0.1, 0.1)] * 4, (2.0, 2.0)), slots=3))
+    assert (found["never_placed"], found["delay_p50_s_non_production"], found["waiting"]) == (1.0, 900.0, 1.0)
+    assert found["delay_p50_s_production"] is None
+
+
 def test_a_share_of_no_capacity_is_unknown() -> None:
     away = machines((1.0, 1.0), changes=[(1.0, 0, False), (3.0, 0, True)])
     found = over_time(run(Task([(0.2, 0.1)] * 4), on=away, slots=5), 5)

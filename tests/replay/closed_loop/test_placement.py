@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,11 +16,13 @@ from reclaim.replay.closed_loop.placement import POLICIES, find_machine, score
 from reclaim.replay.closed_loop.preemption import find_preemption, preemption_cost
 from reclaim.replay.closed_loop.records import (
     BOTH,
+    CAPACITY,
     CONSTRAINTS,
     CPU,
     FAILURE,
     FREE,
     FREED,
+    LOWEST,
     MACHINE_STATE,
     MEMORY,
     NON_PRODUCTION,
@@ -39,11 +41,14 @@ from reclaim.replay.closed_loop.records import (
     LoopState,
 )
 from reclaim.replay.closed_loop.rooms import (
+    SLACK,
     could_fit,
     first_machine,
     fits,
     has_room,
+    largest_room,
     may_fit,
+    must_fit,
     update_all_rooms,
     update_room,
 )
@@ -112,6 +117,54 @@ def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: Smal
             asked = asking["first_limit"]
             rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state())
             assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
+
+
+@pytest.mark.parametrize("capacity", [1e-3, 1.0, 1e3])
+def test_a_machine_may_have_room_or_has_it_for_certain_by_a_share_of_its_own_capacity(capacity: float) -> None:
+    rooms = np.zeros((FREED, 1), np.float32)
+    rooms[CAPACITY : CAPACITY + 2] = capacity * (1 + SLACK)
+    rooms[FREE : FREE + 2] = capacity * (1 + SLACK) - 0.9 * capacity  # a tenth is free, overstated by the slack
+    for off, may, must in ((-10, True, True), (0, True, False), (0.5, True, False), (10, False, False)):
+        for r in range(2):  # each of the two resources counts
+            need = np.full(2, 0.05 * capacity)
+            need[r] = (0.1 + off * SLACK) * capacity
+            assert may_fit(rooms, FREE, 0, need) is may
+            assert must_fit(rooms, FREE, 0, need) is must
+
+
+class OfRooms(NamedTuple):
+    """The one part of a loop's state that says what machines have left."""
+
+    rooms: np.ndarray
+
+
+def test_the_most_that_any_machine_has_left_is_of_each_resource_and_the_lowest_rank_of_all_machines() -> None:
+    rooms = np.full((FREED, 3), 9.0, np.float32)
+    rooms[LOWEST], rooms[FREE], rooms[FREE + 1] = [4, 2, 3], [0.1, 0.5, 0.2], [0.3, 0.1, 0.7]
+    most = np.zeros(2)
+    assert largest_room(OfRooms(rooms), most) == 2
+    assert most.tolist() == pytest.approx([0.5, 0.7])
+
+
+class OfFailures(NamedTuple):
+    """The parts of a loop's state by which a search is known to fail again."""
+
+    failures: np.ndarray
+    changed: np.ndarray
+    n_changed: np.ndarray
+    rooms: np.ndarray
+    masks: np.ndarray
+
+
+@pytest.mark.parametrize("name", [None, "need", "mask", "rank", "band"])
+def test_a_search_fails_again_only_where_it_is_the_same_one_in_every_respect(name: str | None) -> None:
+    failures, runs = np.zeros(2, FAILURE), np.zeros(1, RUN)
+    failures[1]["need"], failures[1]["at"] = 0.5, 3
+    if name is not None:
+        failures[1][name] = 1
+    rooms, changed = np.zeros((FREED + 2, 1), np.float32), np.zeros(4, ROOM_CHANGE)
+    loop = OfFailures(failures, changed, np.array([3]), rooms, np.ones((2, 1), np.bool_))
+    assert fails_again(runs[0], np.full(2, 0.5), loop, 1) == (name is None)
 
 
 def test_a_machine_whose_lower_work_is_too_little_is_passed_over_without_a_look_at_its_tasks() -> None:

@@ -388,6 +388,12 @@ def test_a_run_from_before_keeps_its_reservation_and_a_new_one_holds_its_limit_a
     assert outcome.ticks["reserved"][1:, 0].tolist() == pytest.approx([0.3 + 0.5, 0.3 + 0.2])
 
 
+def test_each_slot_counts_the_runs_that_go_on_as_it_begins_and_those_that_end_in_it() -> None:
+    ticks = run(Task(QUIET), Task(QUIET[:2], at=1), slots=6).ticks
+    assert ticks["running"].tolist() == [1, 1, 2, 1, 0, 0]  # the second is placed after slot 1 has been settled
+    assert ticks["ended"].tolist() == [0, 0, 1, 1, 0, 0]  # at 3 and at 4, which belong to the slots before
+
+
 def test_the_summary_counts_what_a_small_cell_did() -> None:
     outcome = run(
         Task([(0.1, 0.1)] * 3 + [(0.1, 0.7)], (0.8, 0.8), reserved=(0.1, 0.1), band=PRODUCTION, rank=9, carried=True),

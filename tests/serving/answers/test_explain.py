@@ -9,12 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.models.loader import load_model
-from reclaim.serving.wire.schemas import Units
+from reclaim.serving.wire.schemas import Resources, Units
+from reclaim.training.bundle import Bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.price import Price, three_prices
-from tests.serving.cell_fixtures import memory_with, windows_of
+from tests.serving.cell_fixtures import W, fact_rows, memory_with, windows_of
 from tests.serving.descriptors import windows
 
 
@@ -54,9 +56,72 @@ def test_a_forecast_of_one_resource_is_explained_though_the_other_has_none() -> 
     explained = explain(memory.answers((1, 0)), Units())
     assert (explained.task.rule.cpu, explained.task.rule.memory) == ("unknown", "model")
     assert [step.rule for step in explained.steps] == ["model", "unknown"]
-    assert "for memory" in explained.steps[0].why
     assert "(cpu)" in explained.steps[1].why
     assert explained.exceedance is not None
     assert explained.exceedance.cpu is None
     assert explained.exceedance.memory is not None
+    likely = f"with a probability of {explained.exceedance.memory:.2g} for memory"
+    assert explained.steps[0].why.endswith(likely)
     assert explained.steps[-1].amounts == explained.task.reservation
+
+
+def test_a_task_known_by_its_facts_alone_counts_its_limit_and_has_no_step_and_no_forecast() -> None:
+    memory = memory_with(load_model("builtin").bundle)
+    memory.tell(fact_rows({"task": 1, "limit": 3.0, "scheduling_class": 3}))
+    explained = explain(memory.answers((1, 0)), Units())
+    assert (explained.task.reservation, explained.scheduling_class) == (Resources(cpu=3.0, memory=3.0), 3)
+    assert (explained.steps, explained.by_margin, explained.forecast) == ([], {}, [])
+    assert (explained.last_window, explained.exceedance, explained.scheduled_us) == (None, None, None)
+
+
+def test_the_last_window_is_told_as_it_came_with_what_else_is_known_of_the_task() -> None:
+    memory = memory_with(load_model("builtin").bundle, clock="trace")
+    memory.write(windows_of({"at": 0, "limit": 2.0}))
+    last = {"at": 1, "limit": 3.0, "cpu": 0.25, "memory": nan, "scheduled_us": 7, "scheduling_class": 2}
+    memory.write(windows_of({**last, "in_alloc": True}))
+    memory.tell(fact_rows(estimation={1: False}))
+    explained = explain(memory.answers((1, 0)), Units())
+    window = explained.last_window
+    assert window is not None
+    assert window.limit is not None
+    assert (window.start_us, window.end_us, window.limit.memory) == (W, 2 * W, 3.0)
+    assert (window.cpu_mean, window.cpu_max, window.memory_mean, window.memory_max) == (0.25, 0.25, None, None)
+    assert (explained.clock_us, explained.limit_since_us, explained.scheduled_us) == (2 * W, W, 7)
+    assert (explained.scheduling_class, explained.in_alloc, explained.estimation) == (2, True, False)
+
+
+def test_the_forecast_up_to_each_horizon_is_the_one_of_the_model(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    for at in range(3):
+        memory.write(windows_of({"at": at, "limit": 2.0, "cpu": 0.5 * at}))
+    answers = memory.answers((1, 0))
+    explained = explain(answers, Units())
+    x = answers.known.x
+    assert x is not None
+    whole = bundle.forecaster.predict(x)
+    assert [of.horizon_s for of in explained.forecast] == list(bundle.forecaster.horizons_s)
+    for of in explained.forecast:
+        h = HORIZONS_S.index(of.horizon_s)
+        assert of.oom_probability == whole.oom_probability[0, h]
+        assert of.quantiles.cpu == pytest.approx((whole.quantiles[0, 0, h] * 2.0).tolist())
+        assert of.quantiles.memory == pytest.approx((whole.quantiles[0, 1, h] * 2.0).tolist())
+        if of.horizon_s == explained.horizon_s:
+            assert of.quantiles == explained.task.quantiles
+
+
+def test_the_price_of_a_step_is_that_of_the_task_and_says_which_are_given() -> None:
+    given = three_prices(*(Price(name, (5.0, 6.0), given=(True, False)) for name in ("baseline", "aggressive")))
+    for follow, memory_price in ((True, "6 for memory set on validation, now 6,"), (False, "6 for memory (limits of")):
+        memory = memory_with(replace(load_model("builtin").bundle, prices=given), follow=follow)
+        memory.write(windows_of({"limit": 2.0}))
+        (step,) = explain(memory.answers((1, 0)), Units()).steps
+        assert f"the baseline margin, 5 for cpu, as given, and {memory_price}" in step.why
+
+
+def test_a_run_that_has_just_begun_is_explained_by_its_forecast_and_then_by_its_limit() -> None:
+    memory = memory_with(load_model("builtin").bundle, clock="trace")
+    memory.write(windows_of({"limit": 2.0, "scheduled_us": 5}))
+    explained = explain(memory.answers((1, 0)), Units())
+    assert [step.rule for step in explained.steps] == ["model", "startup"]
+    assert explained.steps[0].amounts.cpu < 2.0
+    assert explained.steps[1].amounts == explained.task.reservation == explained.task.limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -373,6 +374,8 @@ def test_most_names_the_cheapest_and_equal_costs_come_by_id(bundle: Bundle) -> N
     foresee(memory, dict.fromkeys(range(1, 21), 0.2))
     (candidate,) = fitted_to(memory, candidates=[{"limit": both(1.0)}], capacity=both(9.0), most=3).candidates
     assert (candidate.with_room, [p.machine_id for p in candidate.places]) == (20, [80, 81, 82])
+    (candidate,) = fitted_to(memory, candidates=[{"limit": both(1.0)}], capacity=both(9.0), most=19).candidates
+    assert [p.machine_id for p in candidate.places] == list(range(80, 99))  # all but one
 
 
 @settings(max_examples=30, deadline=None)
@@ -426,6 +429,44 @@ def test_a_question_that_means_nothing_is_refused(three: Memory, wrong: Json, co
     with pytest.raises(RequestError) as refused:
         fitted_to(three, **request)
     assert (refused.value.status, refused.value.body.error.code, refused.value.body.error.field) == (422, code, field)
+
+
+def test_candidates_are_answered_alike_and_in_their_order_by_any_number_of_threads(
+    three: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "ROWS_WORTH_A_THREAD", 1)
+    body = {"candidates": [{"limit": both(0.1 * k)} for k in range(1, 8)], "capacity": both(5.0)}
+    request = parse_body(json.dumps(body).encode(), FitRequest)
+    alone, threaded = (fit(three.tracker, request, three.settings, UNITS, threads) for threads in (1, 3))
+    assert [c.limit.cpu for c in alone.candidates] == pytest.approx([0.1 * k for k in range(1, 8)])
+    assert threaded == alone
+
+
+def test_candidates_and_machines_are_of_one_model_though_it_changes_between_them(
+    three: Memory, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request: Json = {"candidates": [{"collection_id": 3, "limit": both(9.0)}], "capacity": both(5.0)}
+    before = fitted_to(three, **request)
+    following = [Memory(ALONE, bundle).scorer]
+
+    def promote_first(*of: Any) -> MachineSums:
+        if following:  # the candidates have been looked at
+            three.tracker.promote(following.pop())
+        return sums_of(*of)
+
+    monkeypatch.setattr("reclaim.serving.answers.machine_fit.sums_of", promote_first)
+    amid = fitted_to(three, **request)
+    assert following == []
+    assert amid == fitted_to(three, **request)
+    assert amid.candidates[0].freed != before.candidates[0].freed  # the model foresees other than 0.4
+
+
+def test_nothing_is_computed_for_a_client_that_has_left(three: Memory) -> None:
+    request = parse_body(json.dumps({"candidates": [{"limit": both(0.5)}], "capacity": both(5.0)}).encode(), FitRequest)
+    left = threading.Event()
+    assert len(fit(three.tracker, request, three.settings, UNITS, left=left).candidates) == 1
+    left.set()
+    assert fit(three.tracker, request, three.settings, UNITS, left=left).candidates == []
 
 
 def test_too_many_pairs_are_refused(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

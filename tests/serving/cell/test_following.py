@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
@@ -242,8 +243,13 @@ def test_a_task_is_told_why_its_price_is_not_the_one_of_the_model(bundle: Bundle
     memory = served(bundle, cell())
     key = tuple(key_of(cell().slots[-1][0])[0].tolist())
     for margin in MARGIN_NAMES:
-        told = explain(memory.answers(key, margin=margin), Units()).steps[0].why
-        assert "set on validation, now" in told
+        explained = explain(memory.answers(key, margin=margin), Units())
+        told, tier = explained.steps[0].why, explained.task.tier
+        of_tier = [p for p in cell_prices(memory.tracker.prices) if (p.margin, p.tier) == (margin, tier)]
+        assert [price.resource for price in of_tier] == list(RESOURCES)
+        for price in of_tier:
+            assert f"{price.start:.3g} for {price.resource} set on validation, now {price.now:.3g}, " in told
+            assert price.violated is None or f"; {price.violated:.2%} of the answers of tier {tier} that" in told
         if margin in BUDGETED:
             budget = {"baseline": "0.10%", "aggressive": "1.00%"}[margin]
             assert f"were exceeded for a budget of {budget}" in told

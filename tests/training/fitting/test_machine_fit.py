@@ -108,8 +108,9 @@ def test_regrouped_tasks_are_in_the_half_of_their_own_machine_though_some_machin
 ) -> None:
     monkeypatch.setattr(machine_fit, "FEWEST", 2)
     monkeypatch.setattr(regroup, "SIZES", (20.0,))
-    # the first machine of the second source is an odd one, of tasks regrouped as well
-    valid = valid_of(bundle, source, source_of(tmp_path / "raw", seed=2))
+    # the first machine of every other source is an odd one, of tasks regrouped as well
+    second = source_of(tmp_path / "raw", seed=2)
+    valid = valid_of(bundle, source, second, source, second)
     (own, _), (regrouped, _) = machine_rows(valid, 3_600)
     assert own is not None
     assert regrouped is not None

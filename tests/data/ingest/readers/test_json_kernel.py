@@ -76,6 +76,16 @@ def test_integers_right_in_the_middle_of_two_doubles_go_to_the_even_one(digits: 
     assert certain(digits, 0)
 
 
+@pytest.mark.parametrize(("digits", "power"), [(2**54 - 1, 0), (2**60 - 1, 0), (10**19 - 1, -19)])
+def test_a_number_that_rounds_up_to_one_more_digit_is_certain(digits: int, power: int) -> None:
+    assert certain(digits, power)  # the first two to the power of two above, the last one to one
+
+
+def test_the_smallest_normal_double_is_certain_and_a_smaller_one_is_not() -> None:
+    assert certain(22250738585072014, -324)
+    assert not certain(22250738585072011, -324)
+
+
 def test_all_that_a_trace_holds_is_certain() -> None:
     random = np.random.default_rng(1)
     for value in random.random(500).tolist() + (10.0 ** random.uniform(-12, 3, 500)).tolist():

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from reclaim.data import schema as s
 from reclaim.data.ingest.bucket import staged_schema
-from reclaim.data.ingest.readers.staging import CHUNKS_FILE, Layout, RowsWriter, buckets_of, count_rows, read_chunks
+from reclaim.data.ingest.readers.staging import (
+    CHUNKS_FILE,
+    Layout,
+    RowsWriter,
+    buckets_of,
+    count_rows,
+    read_chunks,
+    read_rows,
+)
 from reclaim.data.traces.google_v3 import google_v3
 
 V3 = staged_schema(google_v3())
@@ -85,6 +93,12 @@ def test_nan_counts_as_null() -> None:
     assert back[s.CPU_PERCENTILES].to_pylist() == [None, [0.5] * 11]
 
 
+def test_a_number_takes_a_word_and_a_percentile_half_of_one() -> None:
+    one = [V3.field(name) for name in (s.COLLECTION_ID, s.CPU_MEAN, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES)]
+    assert Layout.of(pa.schema(one)).words == 1 + 1 + 10  # of 11 and 9
+    assert Layout.of(pa.schema(one[:3])).words == 1 + 1 + 6  # the last word is half empty
+
+
 int64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, -1, 1, -(2**63), 2**63 - 1, 1_000_003, 998_244_353])
 
 
@@ -120,6 +134,7 @@ def test_rows_written_bucket_by_bucket_are_all_there_in_their_order(buckets: int
     for k in range(buckets):
         found = np.concatenate([np.empty((0, layout.words), np.uint64), *read_chunks(folders, layout, k)])
         assert (found == whole[bucket == k]).all()
+        assert (read_rows(folders, layout, k) == found).all()
         assert count_rows(folders, k) == len(found) == np.count_nonzero(bucket == k)
 
 

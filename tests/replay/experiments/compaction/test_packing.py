@@ -114,6 +114,7 @@ def test_a_soft_constraint_gives_way_only_where_it_must() -> None:
     soft = tasks((0.9, 0.9), constraint_set=[1], soft=[True])
     assert placed(soft, replace(onto, allowed=np.ones((2, 2), np.bool_))) == [0]
     assert placed(soft, onto) == [1]
+    assert placed(soft, machines((4, 4), (1, 1), allowed=[[True, True], [True, False]])) == [0]
     assert placed(soft, machines((1, 1), (0.5, 0.5), allowed=[[True, True], [False, True]])) == [0]
     assert placed(replace(soft, soft=np.array([False])), machines((1, 1), allowed=[[True], [False]])) is None
 
@@ -280,6 +281,20 @@ def test_each_resource_of_an_estimator_of_machines_must_fit() -> None:
         booked.terms[:, r, T_MEAN] = 0.4
         assert Packer(three, booked).place(ONE, 1) is None
         assert Packer(three, booked).place(TWO, 2) is not None
+
+
+@pytest.mark.parametrize("r", [0, 1])
+def test_each_resource_has_a_margin_and_a_curve_of_its_own(r: int) -> None:
+    three, booked = tasks(*[(0.5, 0.5)] * 3), foreseen(3, mean=0.3)
+    assert Packer(three, booked).place(ONE, 1) is not None  # 0.9 of each
+    margin = 0.2 * RATES[-1] / math.log(1 / EXCEEDED[-1])  # a fifth of the capacity
+    margins = (margin, 0.0) if r == 0 else (0.0, margin)
+    assert Packer(three, replace(booked, margins=margins)).place(ONE, 1) is None
+    doubled = MachineCurve(weights=tuple(2.0 * (name == "mean") for name in INPUTS))
+    curves = (doubled, MEAN) if r == 0 else (MEAN, doubled)
+    of_both = replace(booked, estimator=MachineEstimator(curves, 3_600, (1.0, 1.0)))
+    assert Packer(three, of_both).place(ONE, 1) is None
+    assert Packer(three, of_both).place(TWO, 2) is not None
 
 
 @settings(max_examples=60, deadline=None)
