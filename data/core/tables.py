@@ -67,6 +67,13 @@ class Table:
         """Return the table without the columns that are null in all rows."""
         return self.of(k for k in range(len(self.columns)) if any(row[k] is not None for row in self.rows))
 
+    def common(self) -> tuple[str, Table]:
+        """Return what the text columns say that are the same in all rows, as words, and the table without them."""
+        first = self.rows[0] if self.rows else ()
+        same = [k for k, cell in enumerate(first) if isinstance(cell, str) and len({row[k] for row in self.rows}) == 1]
+        words = ", ".join(f"{self.columns[k]} {first[k]}" for k in same)
+        return words, self.of(k for k in range(len(self.columns)) if k not in same)
+
     def as_text(self, width: int | None = None) -> str:
         """Return the table in aligned columns, numbers to the right.
 

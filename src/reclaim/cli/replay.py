@@ -164,10 +164,10 @@ def compare(
         records = {name: table.as_records() for name, table in tables.items()}
         print_result(({"runs": records, "differences": differing.as_records()}, []), as_json)
         return
-    for name, table in tables.items():
-        typer.echo(f"{name}:")
-        print_table(table)
-        typer.echo("")
+    named = [(f"{name}:", table) for name, table in tables.items()]
     if differing.rows:
-        typer.echo("margins, differences:")
-        print_table(differing)
+        named.append(("margins, differences:", differing))
+    for k, (title, table) in enumerate(named):
+        words, rest = table.known().common() if len(table.rows) > 1 else ("", table)
+        typer.echo("\n" * (k > 0) + f"{title} {words}".rstrip())
+        print_table(rest)

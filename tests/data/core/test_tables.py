@@ -17,6 +17,15 @@ def test_a_caption_stands_above_the_table() -> None:
     assert WIDE.as_text().splitlines()[0] == "All"
 
 
+def test_what_all_rows_say_is_said_once() -> None:
+    table = Table(("dataset", "margin", "rows", "run"), (("cell", "medium", 3, "a"), ("cell", "baseline", 3, "b")))
+    words, rest = table.common()
+    assert words == "dataset cell"
+    assert rest.columns == ("margin", "rows", "run")  # a number says something of each row
+    assert [row[-1] for row in rest.rows] == ["a", "b"]
+    assert Table(("dataset",), ()).common() == ("", Table(("dataset",), ()))
+
+
 def test_a_table_wider_than_the_terminal_comes_in_parts_that_name_their_rows() -> None:
     assert WIDE.as_text(50) == (
         "All\n"

@@ -300,6 +300,6 @@ def test_compare_prints_the_numbers_that_the_replay_printed(
     around = ("dataset", "horizon", "started (UTC)", "run")
     assert [{k: v for k, v in row.items() if k not in around} for row in recorded] == again["results"]
     printed = told("compare", "--experiment", "margins")
-    assert printed.startswith("margins:\n")
+    assert printed.startswith("margins: dataset raw, horizon 3600 s, started (UTC) ")
     runs = listed.split("\n\n")[1].splitlines()
-    assert runs[2].split()[1:9] == printed.split("\n")[3].split()[4:12]  # borg, baseline
+    assert runs[2].split()[1:9] == printed.split("\n")[3].split()[1:9]  # borg, baseline
