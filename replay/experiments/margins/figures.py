@@ -34,30 +34,35 @@ from reclaim.replay.report.figures import (
 )
 from reclaim.training.margins.margin import MARGIN_NAMES
 
+ACROSS: Final = 3
+"""Most estimators next to each other in the figure of the cell: as wide as a page."""
+
 
 def cell_in_turn(results: Results) -> Figure | None:
     """Draw usage, reservation and limit of each cell over time, and below them its kills out of memory so far.
 
-    One column per estimator that went through the sequence of margins; shades show the current one. None where no cell
-    was run.
+    One column per estimator that went through the sequence of margins, ``ACROSS`` next to each other; shades show the
+    current one. None where no cell was run.
     """
     loop = results.get("closed_loop", {"estimators": ()})
     drawn = [e for e in loop["estimators"] if e["sequence"] is not None]
     if not drawn:
         return None
     rows = (*RESOURCES, "oom_kills", "waiting")
+    across, blocks = min(len(drawn), ACROSS), -(-len(drawn) // ACROSS)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(1.6 + 4.1 * len(drawn), 9.4), layout="constrained")
-        axes = figure.subplots(
-            len(rows), len(drawn), sharex=True, sharey="row", squeeze=False, height_ratios=[1.0, 1.0, 0.7, 0.5]
+        figure = Figure(figsize=(1.6 + 4.1 * across, 9.4 * blocks), layout="constrained")
+        grid = figure.subplots(
+            len(rows) * blocks, across, sharey="row", squeeze=False, height_ratios=[1.0, 1.0, 0.7, 0.5] * blocks
         )
         unit, name_of_unit = time_unit(loop["length_hours"])
-        for column, estimator in enumerate(drawn):
+        for k, estimator in enumerate(drawn):
+            block, column = divmod(k, across)
+            axes = grid[len(rows) * block : len(rows) * (block + 1), column]
             over_time: Mapping[str, Any] = estimator["over_time"]
             x = np.append(np.array(over_time["hours"]), loop["length_hours"]) / unit
-            colour = PALETTE[column % len(PALETTE)]
-            for row, key in enumerate(rows):
-                ax = axes[row, column]
+            colour = PALETTE[k % len(PALETTE)]
+            for ax, key in zip(axes, rows, strict=True):
                 shade(ax, loop["segments"], unit)
                 ax.set_xlim(0, x[-1])
                 if key in RESOURCES:
@@ -71,21 +76,20 @@ def cell_in_turn(results: Results) -> Figure | None:
                     values = numbers(over_time[key])
                     ax.stairs(values, x, color=colour, linewidth=1.8, baseline=None)
                     ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=5))
-            for ax in axes[:, column]:
                 ax.margins(y=0.12)
-            label_segments(axes[0, column], loop["segments"], unit)
-            axes[0, column].set_title(f"{estimator['name']}: {RESOURCE_TITLES[RESOURCES[0]]}")
-            axes[1, column].set_title(RESOURCE_TITLES[RESOURCES[1]])
-            axes[2, column].set_title("Killed out of memory, so far")
-            axes[3, column].set_title("Tasks waiting for a machine")
-            axes[-1, column].set_xlabel(f"{name_of_unit} since the test period began")
-        for ax in axes[:, 0]:  # every column has its scale
+                ax.tick_params(labelbottom=ax is axes[-1])
+            label_segments(axes[0], loop["segments"], unit)
+            axes[0].set_title(f"{estimator['name']}: {RESOURCE_TITLES[RESOURCES[0]]}")
+            axes[1].set_title(RESOURCE_TITLES[RESOURCES[1]])
+            axes[2].set_title("Killed out of memory, so far")
+            axes[3].set_title("Tasks waiting for a machine")
+            axes[-1].set_xlabel(f"{name_of_unit} since the test period began")
+        for row, ax in enumerate(grid[:, 0]):  # every row has its scale
             ax.set_ylim(bottom=0)
-        axes[0, 0].set_ylabel("share of capacity")
-        axes[1, 0].set_ylabel("share of capacity")
-        axes[2, 0].set_ylabel("tasks")
-        axes[3, 0].set_ylabel("tasks")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
+            ax.set_ylabel("share of capacity" if rows[row % len(rows)] in RESOURCES else "tasks")
+        for ax in grid.reshape(blocks, len(rows), across)[-1][:, len(drawn) - across * (blocks - 1) :].flat:
+            ax.set_visible(False)
+        handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
     return figure
 
