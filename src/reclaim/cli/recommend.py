@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -101,11 +102,11 @@ def _given(min_change: str | None, *, anonymise: bool) -> list[str]:
     found = ["anonymise=true"] if anonymise else []
     if min_change is not None:
         number = min_change.strip()
-        try:
+        with suppress(ValueError):
             share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-        except ValueError as error:
-            raise ConfigError(f"--min-change: expected a share as 10% or 0.1, got {min_change!r}") from error
-        found.append(f"min_change={share}")
+            if 0 <= share < 1:
+                return [*found, f"min_change={share}"]
+        raise ConfigError(f"--min-change: expected a share below one, as 10% or 0.1, got {min_change!r}")
     return found
 
 

@@ -259,6 +259,13 @@ def test_containers_to_patch_without_a_folder_for_patches_are_refused(dataset: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("share", ["10", "1", "-5%", "a tenth", "100%"])
+def test_a_least_change_that_is_no_share_is_refused_by_its_option(dataset: Path, tmp_path: Path, share: str) -> None:
+    done = run(str(dataset), "--out", str(tmp_path / "out"), "--no-model", f"--min-change={share}")
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == f"--min-change: expected a share below one, as 10% or 0.1, got '{share}'"
+
+
 def run(*words: str) -> Any:
     return CliRunner().invoke(cli.app, ["recommend", *words])
 
