@@ -122,10 +122,11 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
 
 def _refuse_seen(name: str, bundle: Bundle, history: History, period: Period) -> None:
     """Raise ConfigError where a model learned from windows that are tested here, as another dataset holds them, too."""
-    for facts in bundle.trained.get("datasets", ()):
+    of_prior = bundle.trained.get("prior", {}).get("datasets", ())
+    for facts in (*bundle.trained.get("datasets", ()), *of_prior):
         if holds(facts.get("windows", ()), history.windows, period.rows):
             raise ConfigError(
-                f"{name} was trained or tuned on windows that this test period holds, too, as part of the dataset "
+                f"{name}{' or its prior' * bool(of_prior)} was trained or tuned on windows that this test period holds, too, as part of the dataset "
                 f"{facts['name']}; test on later windows, or train a model on this dataset"
             )
 

@@ -467,6 +467,9 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     bundle = replace(learned(), trained={"datasets": [facts]})
     with pytest.raises(ConfigError, match="trees was trained or tuned on windows that this test period holds, too, as"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
+    by_prior = replace(learned(), trained={"datasets": [], "prior": {"datasets": [facts]}})
+    with pytest.raises(ConfigError, match="trees or its prior was trained or tuned on windows"):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": by_prior}, tracking=False)
     assert not (tmp_path / "out").exists()
     facts["windows"] = sample_windows(features)  # of the days before the test
     run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
