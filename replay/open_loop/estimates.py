@@ -126,8 +126,8 @@ def _refuse_seen(name: str, bundle: Bundle, history: History, period: Period) ->
     for facts in (*bundle.trained.get("datasets", ()), *of_prior):
         if holds(facts.get("windows", ()), history.windows, period.rows):
             raise ConfigError(
-                f"{name}{' or its prior' * bool(of_prior)} was trained or tuned on windows that this test period holds, "
-                f"too, as part of the dataset {facts['name']}; test on later windows, or train a model on this dataset"
+                f"{name}{' or its prior' * bool(of_prior)} was trained or tuned on windows that this test period holds,"
+                f" too, as part of the dataset {facts['name']}; test on later windows, or train a model on this dataset"
             )
 
 
