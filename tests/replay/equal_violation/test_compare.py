@@ -38,6 +38,9 @@ def test_the_difference_is_taken_in_each_resample_and_the_verdict_is_that_of_its
     assert level.difference.reclaimed.low == pytest.approx(-0.2)
     assert level.difference.violation.report() == {"value": 0.0, "low": 0.0, "high": 0.0}
     assert equal.compare("a", "b", 1).verdict == UNKNOWN
+    apart = EqualViolation({"a": shares(0.9, 0.1, 0.2), "b": shares(0.0, 0.0, 0.0)}, 1.0).compare("a", "b", 0)
+    gained = apart.difference.reclaimed
+    assert (gained.value, gained.low, gained.high) == (0.9, 0.1, 0.2)  # the interval is of the resamples alone
 
 
 def test_the_best_other_is_the_one_that_reclaims_most_of_those_that_reach_the_budget() -> None:

@@ -242,6 +242,10 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
     assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
     assert estimators["borg-online"]["results"] != estimators["borg"]["results"]
     assert {estimators[name]["kind"] for name in compared[2:]} == {"statistical"}
+    rivals = [of[r]["against"] for of in (out.results["against_best"]["medium"][n] for n in compared) for r in of]
+    assert rivals == [n for n in rivals if n.startswith(("borg", "percentile"))]
+    of_borg = [out.results["against_best"][m]["borg-online"][r]["against"] for m in MARGIN_NAMES for r in RESOURCES]
+    assert all(name.startswith("percentile") for name in of_borg)  # never by its own other margins
     assert {r["estimator"] for r in margins_table(out.results).as_records()} == {"trees", "borg", "percentile"}
     assert estimators["trees"]["kind"] == "learned"
     assert not estimators["trees"]["margins"]

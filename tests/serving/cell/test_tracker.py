@@ -139,6 +139,7 @@ def test_with_the_machines_clock_a_time_in_another_unit_is_refused_and_the_cell_
     assert memory.write(windows_of({"end_us": now_us, "start_us": now_us - W})) == [TAKEN]
     facts = fact_rows({"task": 1, "ended_us": now_us // S})
     assert memory.tracker.judge(facts).tolist() == [IN_THE_PAST]
+    assert memory.tracker.judge(fact_rows({"task": 1, "limit": 2.0})).tolist() == [TAKEN]  # of now
     of_a_trace = memory_with(bundle, now_us=now_us, clock="trace")
     assert of_a_trace.write(windows_of({"end_us": W, "start_us": 0})) == [TAKEN]
 
@@ -286,6 +287,7 @@ def test_with_the_machines_clock_silence_alone_makes_tasks_stale(bundle: Bundle)
     def counted() -> int:
         return memory.tracker.silent_since(memory.tracker.clock.present_us - stale_after_us(3_600, memory.settings))
 
+    memory.tell(fact_rows({"task": 2, "limit": 1.0}))  # which has sent no window to grow old
     assert counted() == 0
     memory.write(windows_of({"task": 1, "at": 0}))
     memory.now_us = W + 900 * S
