@@ -14,7 +14,7 @@ from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.equal_violation.compare import EqualViolation
-from reclaim.replay.experiment import COMPARED, LEARNED, ONLINE, STATISTICAL
+from reclaim.replay.experiment import COMPARED, LEARNED, ONLINE, STATISTICAL, rests_on
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.paired import USUAL, Comparison, Paired
 from reclaim.replay.report.units import EQUAL, UNITS, UnitSums, read_equal, read_units
@@ -58,8 +58,8 @@ def differences(chosen: Chosen) -> Table:
 
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
-    differ in them, ``paired.USUAL`` are used. At equal violation such
-    are not compared. A replay recorded without its sums by unit has no row.
+    differ in them, ``paired.USUAL`` are used, and nothing is compared at equal violation. A replay recorded without
+    its sums by unit has no row. A statistical estimator is not compared with its own other margins.
     """
     rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
     return Table(_COLUMNS, tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
@@ -75,10 +75,11 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
     )
     margin = group.members[0].tags["margin"]
     budget = None if (asked := group.members[0].params.get(f"budgets.{margin}")) is None else float(asked)
-    rivals = [names[r.run_id] for r in group.rivals]
     learned = [m for m in group.members if m.tags["kind"] != STATISTICAL]
     for member in group.members:
         name, first = names[member.run_id], _first(member, group.members, chosen.named)
+        own = rests_on(member.tags["estimator"])
+        rivals = [names[r.run_id] for r in group.rivals if rests_on(r.tags["estimator"]) != own]
         for r, resource in enumerate(RESOURCES):
             best = paired.best_against(name, rivals, r, budget) if member in (learned or group.members) else None
             opponents = [best, None if first is None else names[first.run_id]]
