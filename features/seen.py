@@ -19,20 +19,24 @@ SAMPLED: Final = 256
 _BUCKETS: Final = 4
 """Most buckets that they are read from."""
 FEWEST: Final = 2
-"""Windows of a sample that make another dataset hold the same: tasks of two cells have one time, number and usage in
-common by chance."""
+"""Fewest windows of a sample that another dataset holds, too, and more than it has with another usage: two cells that
+number their tasks alike have idle windows in common."""
+_KEY: Final = 3
+"""Of a window of a sample, the numbers that name it; usage follows."""
 
+Window = Sequence[int | float | None]
 Sample = list[list[int | float | None]]
 """Collection, instance, end (µs), demand of CPU and of memory of some windows, as JSON keeps them; None: unknown."""
 
 
 def sample_windows(features: FeatureSet) -> Sample:
-    """Return some windows of the training and the validation period, evenly spaced; of a small dataset all."""
+    """Return some windows with usage of the training and the validation period, evenly spaced; of few windows all."""
     buckets = np.unique(np.linspace(0, features.n_buckets - 1, _BUCKETS).round().astype(np.int64))
     sample: Sample = []
     for bucket in buckets.tolist():
         windows = features.dataset.windows(bucket, owned=False)
-        rows = np.flatnonzero(windows.end_us < features.cuts_us[1])
+        used = (demand(windows) > 0).any(axis=1)  # an idle window is like any other
+        rows = np.flatnonzero(used & (windows.end_us < features.cuts_us[1]))
         some = SAMPLED // len(buckets)
         if len(rows) > some:
             rows = rows[np.linspace(0, len(rows) - 1, some).round().astype(np.int64)]
@@ -40,18 +44,48 @@ def sample_windows(features: FeatureSet) -> Sample:
     return sample
 
 
-def holds(sample: Sequence[Sequence[int | float | None]], windows: Windows, rows: NDArray[np.int64]) -> bool:
-    """Return whether at least ``FEWEST`` windows of a sample are among some rows."""
+def holds(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> bool:
+    """Return whether some rows are windows of a sample, and not those of another cell with the same numbers."""
+    return _same(*_found(sample, windows, rows))
+
+
+def held_in_validation(sample: Sequence[Window], features: FeatureSet) -> bool:
+    """Return the same of all windows of a dataset's validation period, also of those whose features are not kept.
+
+    Measurements are read of buckets alone in which a task of the sample has a window at one of its times.
+    """
+    same = other = 0
+    for bucket in range(features.n_buckets if sample else 0):
+        times = features.dataset.windows(bucket, measured=False)
+        rows = np.flatnonzero((times.end_us >= features.cuts_us[0]) & (times.end_us < features.cuts_us[1]))
+        rows = _candidates(sample, times, rows)
+        if len(rows):
+            found = _found(sample, features.dataset.windows(bucket, owned=False), rows)
+            same, other = same + found[0], other + found[1]
+    return _same(same, other)
+
+
+def _same(same: int, other: int) -> bool:
+    return same >= FEWEST and same > other
+
+
+def _found(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> tuple[int, int]:
+    """Return how many windows of a sample are among some rows, and how many have another usage there."""
+    here = {tuple(one[:_KEY]): one[_KEY:] for one in _listed(windows, _candidates(sample, windows, rows))}
+    used = [(here.get(tuple(one[:_KEY])), list(one[_KEY:])) for one in sample]
+    return sum(of == then for of, then in used), sum(of is not None and of != then for of, then in used)
+
+
+def _candidates(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of some rows with the collection of a window of a sample, and the end of one."""
     if not sample:
-        return False
+        return rows[:0]
     collections, _, ends, *_ = zip(*sample, strict=True)
     rows = rows[_among(windows.end_us[rows], ends)]
-    rows = rows[_among(windows.collection_id[rows], collections)]
-    here = {tuple(one) for one in _listed(windows, rows)}
-    return sum(tuple(one) in here for one in sample) >= FEWEST
+    return rows[_among(windows.collection_id[rows], collections)]
 
 
-def _among(values: NDArray[np.int64], few: Sequence[int | float | None]) -> NDArray[np.bool_]:
+def _among(values: NDArray[np.int64], few: Window) -> NDArray[np.bool_]:
     """Return which values are among a few: without the sort of all of them that ``numpy.isin`` makes."""
     sought = np.unique(np.array(few, np.int64))
     found: NDArray[np.bool_] = sought[np.minimum(np.searchsorted(sought, values), len(sought) - 1)] == values

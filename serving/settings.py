@@ -167,12 +167,14 @@ def read_settings() -> ServingSettings:
 
 
 def _refuse_misspelt(variables: Iterable[str]) -> None:
-    """Raise ConfigError where a variable's name is almost that of a setting.
+    """Raise ConfigError where a variable's name is almost that of a setting, or the first words of one.
 
     Others pass: a Kubernetes with a service of this name sets ``RECLAIM_PORT`` and the like.
     """
     known = {ENV_PREFIX + name.upper() for name in ServingSettings.model_fields}
     for name in variables:
-        if name.startswith(ENV_PREFIX) and name not in known:
-            for meant in get_close_matches(name, known, n=1, cutoff=_ALIKE):
+        capitals = name.upper()  # as settings are read
+        if capitals.startswith(ENV_PREFIX) and capitals not in known:
+            begun = sorted(setting for setting in known if setting.startswith(f"{capitals}_"))
+            for meant in (begun or get_close_matches(capitals, known, n=1, cutoff=_ALIKE))[:1]:
                 raise ConfigError(f"{name} is no setting of the service; {meant} is")

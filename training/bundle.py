@@ -103,6 +103,12 @@ class Bundle:
         """True if it serves cells that it was not trained on, at its own price."""
         return LEARNED[self.kind].portable
 
+    @property
+    def all_trained_on(self) -> tuple[dict[str, Any], ...]:
+        """Facts of the datasets that it learned from, and of those that its prior did."""
+        of_prior = self.trained.get("prior", {}).get("datasets", ())
+        return (*self.trained.get("datasets", ()), *of_prior)
+
     def mean_limit_ratio(self, mean_limit: tuple[float, ...]) -> dict[str, float]:
         """Return a cell's mean limit over that of the tasks trained on, by resource; only where amounts matter.
 

@@ -122,8 +122,8 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
 
 def _refuse_seen(name: str, bundle: Bundle, history: History, period: Period) -> None:
     """Raise ConfigError where a model learned from windows that are tested here, as another dataset holds them, too."""
-    of_prior = bundle.trained.get("prior", {}).get("datasets", ())
-    for facts in (*bundle.trained.get("datasets", ()), *of_prior):
+    of_prior = bundle.trained.get("prior")
+    for facts in bundle.all_trained_on:
         if holds(facts.get("windows", ()), history.windows, period.rows):
             raise ConfigError(
                 f"{name}{' or its prior' * bool(of_prior)} was trained or tuned on windows that this test period holds,"

@@ -15,7 +15,7 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.features.seen import holds
+from reclaim.features.seen import held_in_validation
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
@@ -188,9 +188,8 @@ def _unseen_rows(source: Source, models: Mapping[str, Bundle]) -> NDArray[np.int
     """Return the validation rows of a source that no model was fitted on as part of another dataset."""
     rows = source.features.valid_rows()
     for bundle in models.values():
-        for facts in bundle.trained.get("datasets", ()):
-            windows = windows_of([source], [rows])
-            if holds(facts.get("windows", ()), windows, np.arange(len(rows))):
+        for facts in bundle.all_trained_on:
+            if held_in_validation(facts.get("windows", ()), source.features):
                 rows = rows[source.features.end_us[rows] > facts["trained_until_us"]]
     return rows
 
@@ -209,7 +208,7 @@ def _answered(
 def _refuse_trained_on_validation(name: str, bundle: Bundle, source: Source) -> None:
     """Raise ConfigError where a model was fitted on rows that it would be judged on."""
     begins_us = source.features.cuts_us[0]
-    for facts in bundle.trained.get("datasets", ()):
+    for facts in bundle.all_trained_on:
         if facts["fingerprint"] == source.dataset.fingerprint and facts.get("trained_until_us", 0) > begins_us:
             raise ConfigError(
                 f"{source.dataset.path}: the {name} was trained on it until {facts['trained_until_us']} µs on its "

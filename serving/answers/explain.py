@@ -121,6 +121,7 @@ def _steps(found: Answers, bare: NDArray[np.float64], exceeded: NDArray[np.float
 def _price_in_words(known: Known, margin: str) -> str:
     """Return the price that a task is reserved at, and, where it follows the outcomes, why it is not the model's."""
     prices, tier = known.prices, int(tier_key(known.last.tier)[0])
+    how = "solved for this cell" if known.scorer.model.bundle.portable else "set on validation"
     start, now = (price_of(of[margin].rung(known.last))[0] for of in (prices.start, prices.now))
     said = []
     for r, resource in enumerate(RESOURCES):
@@ -128,7 +129,7 @@ def _price_in_words(known: Known, margin: str) -> str:
         if prices.violated is None or given:
             said.append(f"{start[r]:.3g} for {resource}{', as given' if given else ''}")
             continue
-        words = f"{start[r]:.3g} for {resource} set on validation, now {now[r]:.3g}"
+        words = f"{start[r]:.3g} for {resource} {how}, now {now[r]:.3g}"
         if margin in BUDGETED:
             share, budget = prices.violated[BUDGETED.index(margin), tier, r], prices.budgets.of(margin)
             words += ", moved by violations as they come and by answers as their horizons end; "

@@ -137,8 +137,8 @@ class CellClock:
         return wrong
 
     def impossible(self, at_us: Ids) -> NDArray[np.bool_]:
-        """Return which times no running cell has, shape of ``at_us``: in another unit, or of a trace; -1 is none."""
-        return (at_us >= 0) & (at_us < _EARLIEST_US) & (self._unix and self._now_us() >= _EARLIEST_US)
+        """Return which times no running cell has, in another unit or of a trace; 0 is before any, and -1 none."""
+        return (at_us > 0) & (at_us < _EARLIEST_US) & (self._unix and self._now_us() >= _EARLIEST_US)
 
     def ahead(self, key: Ids, end_us: Ids, tasks: Tasks) -> NDArray[np.bool_]:
         """Return which windows end too far ahead to be true, shape (n,).

@@ -135,10 +135,9 @@ def _set_aside(folder: Path, found: Found) -> None:
     sync_folder(folder)
     found.notes += [f"{problem}: the snapshot was moved to {aside.name}." for problem in found.damaged]
     if found.gap:
-        moved = ", ".join(path.name for path in found.aside if path.suffix) or "nothing"
-        found.notes.append(
-            f"{found.gap}: the log ends before it, and what came behind was moved to {aside.name}: {moved}."
-        )
+        moved = ", ".join(path.name for path in found.aside if path.suffix)
+        behind = f"files behind it were moved to {aside.name}: {moved}" if moved else "no file came behind it"
+        found.notes.append(f"{found.gap}: the log ends before it; {behind}.")
 
 
 def _segment_to_write(folder: Path, found: Found, state_version: int) -> Segment:

@@ -1,12 +1,13 @@
 """Windows that a model learned from, recognised in another dataset that holds them, too."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from reclaim.data.windows import CPU_MEAN, Windows, concatenate, empty_windows
-from reclaim.features.seen import SAMPLED, holds, sample_windows
+from reclaim.features.seen import SAMPLED, held_in_validation, holds, sample_windows
 
 W = 300_000_000
 
@@ -21,12 +22,15 @@ def windows(tasks: range, slots: range, seed: int = 1) -> Windows:
     return rows
 
 
-def features(*buckets: Windows, tuned_until: int) -> Any:
-    def read(number: int, *, owned: bool) -> Windows:
-        assert not owned
-        return buckets[number]
+def features(*buckets: Windows, tuned_until: int, fitted_until: int = 0) -> Any:
+    def read(number: int, *, measured: bool = True, owned: bool = True) -> Windows:
+        assert not (measured and owned)
+        return (
+            buckets[number] if measured else replace(buckets[number], usage=np.full_like(buckets[number].usage, np.nan))
+        )
 
-    return SimpleNamespace(n_buckets=len(buckets), cuts_us=(0, tuned_until * W), dataset=SimpleNamespace(windows=read))
+    cuts_us = (fitted_until * W, tuned_until * W)
+    return SimpleNamespace(n_buckets=len(buckets), cuts_us=cuts_us, dataset=SimpleNamespace(windows=read))
 
 
 def every(of: Windows) -> np.ndarray:
@@ -57,12 +61,28 @@ def test_tasks_of_another_cell_with_the_same_numbers_and_times_are_not_the_same(
     assert len(sample) == len(mine)
     assert not holds(sample, other, every(other))
     assert not holds([], other, every(other))
-    for row, found in ((7, False), (50, True)):  # a single one may be chance
-        other.usage[row] = mine.usage[row]
+    idle = other.usage.copy()
+    for rows, found in ((range(30), False), (range(50), False), (range(51), True)):  # half of them may be idle
+        other.usage[:] = idle
+        other.usage[list(rows)] = mine.usage[list(rows)]
         assert holds(sample, other, every(other)) == found
+    assert not holds(sample, mine, np.array([7]))  # a single one may be chance
+    assert holds(sample, mine, np.array([7, 9]))
 
 
-def test_windows_without_a_measurement_are_compared_by_what_they_have() -> None:
+def test_windows_without_usage_are_in_no_sample() -> None:
     first = windows(range(3), range(10))
-    first.usage[::2, CPU_MEAN] = np.nan
-    assert holds(sample_windows(features(first, tuned_until=10)), first, every(first))
+    first.usage[::2, CPU_MEAN], first.usage[1::6, CPU_MEAN] = np.nan, 0.0
+    sample = sample_windows(features(first, tuned_until=20))
+    assert len(sample) == 10
+    assert all(cpu > 0 for *_, cpu, _ in sample)  # type: ignore[operator]
+    assert holds(sample, first, every(first))
+
+
+def test_all_windows_of_the_validation_period_are_looked_at_and_no_others() -> None:
+    first, more = windows(range(5), range(100)), windows(range(90, 99), range(100), seed=2)
+    sample = sample_windows(features(first, tuned_until=60))
+    assert held_in_validation(sample, features(more, first, fitted_until=50, tuned_until=80))
+    assert not held_in_validation(sample, features(more, first, fitted_until=61, tuned_until=80))
+    assert not held_in_validation(sample, features(more, more, fitted_until=50, tuned_until=80))
+    assert not held_in_validation([], features(more, first, fitted_until=50, tuned_until=80))

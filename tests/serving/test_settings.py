@@ -70,7 +70,10 @@ def test_a_variable_that_is_almost_a_setting_is_refused_and_those_of_a_kubernete
                  "PORT_3000_TCP_PROTO", "PREPARED"):  # fmt: skip
         monkeypatch.setenv(f"RECLAIM_{name}", "tcp://10.0.0.1:3000")
     read_settings()
-    for wrong, right in (("LATENES_S", "LATENESS_S"), ("STATES", "STATE"), ("MAX_TRACKD", "MAX_TRACKED")):
+    for wrong, right in (
+        ("LATENES_S", "LATENESS_S"), ("STATES", "STATE"), ("MAX_TRACKD", "MAX_TRACKED"), ("TOKEN", "TOKEN_FILE"),
+        ("latenes_s", "LATENESS_S"),
+    ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setenv(f"RECLAIM_{wrong}", "5")
             with pytest.raises(ConfigError, match=f"RECLAIM_{wrong} is no setting of the service; RECLAIM_{right} is"):

@@ -111,7 +111,10 @@ def test_the_forecast_up_to_each_horizon_is_the_one_of_the_model(bundle: Bundle)
 
 def test_the_price_of_a_step_is_that_of_the_task_and_says_which_are_given() -> None:
     given = three_prices(*(Price(name, (5.0, 6.0), given=(True, False)) for name in ("baseline", "aggressive")))
-    for follow, memory_price in ((True, "6 for memory set on validation, now 6,"), (False, "6 for memory (limits of")):
+    for follow, memory_price in (
+        (True, "6 for memory solved for this cell, now 6,"),
+        (False, "6 for memory (limits of"),
+    ):
         memory = memory_with(replace(load_model("builtin").bundle, prices=given), follow=follow)
         memory.write(windows_of({"limit": 2.0}))
         (step,) = explain(memory.answers((1, 0)), Units()).steps

@@ -126,7 +126,7 @@ def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
 def test_no_known_row_is_an_error_that_names_the_resource() -> None:
     target = np.full((5, 2), 0.5)
     target[:, 1] = np.nan
-    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; the trace is shorter"):
+    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; the trace ends within"):
         calibrate(_both(np.ones((5, 2))), _windows(5), target)
 
 
