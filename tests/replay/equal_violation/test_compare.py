@@ -43,6 +43,13 @@ def test_the_difference_is_taken_in_each_resample_and_the_verdict_is_that_of_its
     assert (gained.value, gained.low, gained.high) == (0.9, 0.1, 0.2)  # the interval is of the resamples alone
 
 
+@pytest.mark.parametrize(("reached", "verdict"), [(4, UNKNOWN), (5, BETTER)])
+def test_the_verdict_is_unknown_where_most_resamples_do_not_reach_the_budget(reached: int, verdict: str) -> None:
+    draws = [0.6 if k < reached else np.nan for k in range(10)]
+    equal = EqualViolation({"a": shares(0.6, *draws), "b": shares(0.5, *[0.5] * 10)}, 0.9)
+    assert equal.compare("a", "b", 0).verdict == verdict
+
+
 def test_the_best_other_is_the_one_that_reclaims_most_of_those_that_reach_the_budget() -> None:
     of = {"a": shares(0.5, 0.5), "b": shares(0.4, 0.4), "c": shares(0.3, 0.3), "d": shares(np.nan, 0.9)}
     equal = EqualViolation(of, 0.9)
