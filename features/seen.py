@@ -44,42 +44,31 @@ def sample_windows(features: FeatureSet) -> Sample:
     return sample
 
 
-def holds(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> bool:
-    """Return whether some rows are windows of a sample, and not those of another cell with the same numbers."""
-    return _same(*_found(sample, windows, rows))
-
-
-def held_in_validation(sample: Sequence[Window], features: FeatureSet) -> bool:
-    """Return the same of all windows of a dataset's validation period, also of those whose features are not kept.
+def holds(sample: Sequence[Window], features: FeatureSet, begin_us: int, end_us: int | None = None) -> bool:
+    """Return whether windows of a dataset that end in a period are those of a sample, whether features are kept or not.
 
     Measurements are read of buckets alone in which a task of the sample has a window at one of its times.
     """
     same = other = 0
     for bucket in range(features.n_buckets if sample else 0):
         times = features.dataset.windows(bucket, measured=False)
-        rows = np.flatnonzero((times.end_us >= features.cuts_us[0]) & (times.end_us < features.cuts_us[1]))
-        rows = _candidates(sample, times, rows)
+        within = (times.end_us >= begin_us) & (end_us is None or times.end_us < end_us)
+        rows = _candidates(sample, times, np.flatnonzero(within))
         if len(rows):
             found = _found(sample, features.dataset.windows(bucket, owned=False), rows)
             same, other = same + found[0], other + found[1]
-    return _same(same, other)
-
-
-def _same(same: int, other: int) -> bool:
     return same >= FEWEST and same > other
 
 
 def _found(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> tuple[int, int]:
     """Return how many windows of a sample are among some rows, and how many have another usage there."""
-    here = {tuple(one[:_KEY]): one[_KEY:] for one in _listed(windows, _candidates(sample, windows, rows))}
+    here = {tuple(one[:_KEY]): one[_KEY:] for one in _listed(windows, rows)}
     used = [(here.get(tuple(one[:_KEY])), list(one[_KEY:])) for one in sample]
     return sum(of == then for of, then in used), sum(of is not None and of != then for of, then in used)
 
 
 def _candidates(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return those of some rows with the collection of a window of a sample, and the end of one."""
-    if not sample:
-        return rows[:0]
     collections, _, ends, *_ = zip(*sample, strict=True)
     rows = rows[_among(windows.end_us[rows], ends)]
     return rows[_among(windows.collection_id[rows], collections)]

