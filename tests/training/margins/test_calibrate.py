@@ -313,7 +313,7 @@ def test_a_lower_price_breaks_the_budget_and_this_one_keeps_it(seed: int, budget
     assert (violation(rung) <= budget).all()
     for r in range(2):
         if rung[r] > 0:
-            assert violation(np.maximum(rung - 1e-3, 0.0))[r] > budget
+            assert violation(np.maximum(rung - 2e-3, 0.0))[r] > budget  # the search ends within that of a rung
 
 
 def test_prices_of_tiers_reserve_what_each_needs() -> None:
