@@ -20,7 +20,7 @@ _BUCKETS: Final = 4
 """Most buckets that they are read from."""
 FEWEST: Final = 2
 """Fewest windows of a sample that another dataset holds, too, and more than it has with another usage: two cells that
-number their tasks alike have idle windows in common."""
+number their tasks alike may have a few in common by chance."""
 _KEY: Final = 3
 """Of a window of a sample, the numbers that name it; usage follows."""
 
@@ -48,6 +48,15 @@ def holds(sample: Sequence[Window], features: FeatureSet, begin_us: int, end_us:
     """Return whether windows of a dataset that end in a period are those of a sample, whether features are kept or not.
 
     Measurements are read of buckets alone in which a task of the sample has a window at one of its times.
+
+    Parameters
+    ----------
+    sample : sequence of Window
+        As ``sample_windows`` gave it of another dataset; of none the answer is no.
+    features : FeatureSet
+        Of the dataset in question.
+    begin_us, end_us : int
+        The period, µs on the trace's clock; windows that end at ``end_us`` lie behind it, None: to the end.
     """
     same = other = 0
     for bucket in range(features.n_buckets if sample else 0):

@@ -65,8 +65,12 @@ def run_demo(
         dataset.path, TrainConfig(seed=seed, model_name=MODEL), progress=lambda stage: say(f"          {stage}")
     )
     if trained.champion != trained.version:
-        served = f"{trained.model}/{trained.champion}" if trained.champion else "the built-in model"
-        say(f"          {trained.model}/{trained.version} is not champion: `{SERVE}` answers with {served}")
+        mine = f"{trained.model}/{trained.version}"
+        of_champion = f"`{SERVE}` answers with {trained.model}/{trained.champion}"
+        say(
+            f"          {mine} is not champion: "
+            + (of_champion if trained.champion else f"serve it by `--model {mine}`")
+        )
     models = [load_model(BUILTIN), load_model(f"{trained.model}/{trained.version}")]
     say("replay    both, and the statistical estimators: baseline, medium and aggressive margins")
     return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=by_name(models))
