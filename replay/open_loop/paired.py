@@ -47,7 +47,8 @@ VERDICT_DEFINITION: Final = (
     "noise. Exceeds the budget: it violates more than the budget, by more than the noise, whatever it reclaims. Alone "
     "within the budget: the other one does. An estimator is compared with the statistical one that reclaims most of "
     "those that keep the budget. Under the medium margin, which has no budget, it is compared with the one that "
-    "reclaims most of those that do not violate more, and can be more (less) of both: it reclaims more (less) and "
+    "reclaims most of those that do not violate more. Where there is none such, it is compared with the one that "
+    "violates least. Under the medium margin it can be more (less) of both: it reclaims more (less) and "
     "violates more (less), so that a margin, not the estimator, makes the difference."
 )
 
@@ -150,6 +151,10 @@ class Paired:
         """Return the reclaimed share of one estimator."""
         return float(self._point[self.names.index(name), 0, resource])
 
+    def violation(self, name: str, resource: int) -> float:
+        """Return the violation rate of one estimator."""
+        return float(self._point[self.names.index(name), 1, resource])
+
     def difference(self, name: str, against: str, resource: int) -> Difference:
         """Return the values of ``name`` minus those of ``against``."""
         one, other = self.names.index(name), self.names.index(against)
@@ -170,14 +175,18 @@ class Paired:
         """Return the opponent to measure ``name`` by: the one that reclaims most of those that keep the budget.
 
         Without a budget, of those that do not violate more than ``name``, beyond the noise. Where there are none such,
-        the one of all that reclaims most; None where there is no other.
+        the one that violates least; None where there is no other.
         """
         rivals = [other for other in others if other != name]
         if budget is None:
             fair = [other for other in rivals if self.difference(other, name, resource).violation.sign <= 0]
         else:
             fair = [other for other in rivals if self.keeps(other, resource, budget)]
-        return max(fair or rivals, key=lambda other: self.value(other, resource), default=None)
+        if fair:
+            return max(fair, key=lambda other: self.value(other, resource))
+        return min(
+            rivals, key=lambda other: (self.violation(other, resource), -self.value(other, resource)), default=None
+        )
 
     def compare(self, name: str, against: str, resource: int, budget: float | None = None) -> Comparison:
         """Return the comparison of ``name`` with another, at a budget where there is one: the rule of all verdicts."""

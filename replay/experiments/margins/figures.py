@@ -18,6 +18,7 @@ from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results, judged
 from reclaim.replay.experiments.margins.page import summary_table
+from reclaim.replay.open_loop.paired import EXCEEDS
 from reclaim.replay.report.figures import (
     KIND_COLOURS,
     MARGIN_MARKERS,
@@ -145,13 +146,13 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
 
 
 def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
-    """Draw what the leading estimators reclaim at each margin, with the interval, and the oracle; the best comes first.
+    """Draw what the leading estimators reclaim at each margin, with the interval, and the oracle.
 
-    Each point is labelled with the violation rate it reached on the test rows, which may differ from the one its margin
-    was set for on the validation rows.
+    First comes the one that reclaims most where it keeps the budget. Each point is labelled with the violation rate it
+    reached on the test rows, which may differ from the one its margin was set for on the validation rows.
     """
     bound = next(e for e in results["estimators"] if e["kind"] == ORACLE)
-    shown = leading(results, summary_table(results), lambda e: _strength(e, judged(results)))
+    shown = leading(results, summary_table(results), lambda e: _strength(e, results))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.5, 1.1 + 0.39 * max(len(shown), 1)), layout="constrained")
         axes = figure.subplots(1, len(judged(results)), sharey=True, squeeze=False)[0]
@@ -185,8 +186,11 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _strength(estimator: Mapping[str, Any], resources: Sequence[str]) -> float:
-    return sum(_reclaimed(estimator, HEADLINE, r)["value"] for r in resources)
+def _strength(estimator: Mapping[str, Any], results: Mapping[str, Any]) -> float:
+    """Return what an estimator reclaims under the first margin of the page, of resources where it keeps the budget."""
+    verdicts = results["against_best"].get(HEADLINE, {}).get(estimator["name"], {})
+    kept = (r for r in judged(results) if verdicts.get(r, {}).get("verdict") != EXCEEDS)
+    return sum(_reclaimed(estimator, HEADLINE, r)["value"] for r in kept)
 
 
 def _reclaimed(estimator: Mapping[str, Any], margin: str, resource: str) -> dict[str, float]:

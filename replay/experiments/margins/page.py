@@ -19,6 +19,7 @@ from reclaim.replay.experiment import (
     REFERENCE,
     STATISTICAL,
     Results,
+    rests_on,
 )
 from reclaim.replay.experiments.margins import tables
 from reclaim.replay.experiments.margins.following import following_table, parts_table
@@ -174,11 +175,16 @@ def in_reclaimed(results: Results) -> dict[str, Any] | None:
 def _standing(
     estimator: Mapping[str, Any], margin: str, resource: str, differences: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return what an estimator does at a margin and how it compares; None where that is unknown."""
+    """Return what an estimator does at a margin and how it compares; None where that is unknown.
+
+    At equal violation one that follows outcomes is the same as where its margin or price is set once.
+    """
     measured = estimator["results"].get(margin, {}).get("all")
     if measured is None or measured[RECLAIMED][resource]["value"] is None:
         return None
-    difference = differences.get(estimator["name"], {}).get(resource, {})
+    difference, alone = (
+        differences.get(name, {}).get(resource, {}) for name in (estimator["name"], rests_on(estimator["name"]))
+    )
     return {
         "name": estimator["name"],
         "kind": estimator["kind"],
@@ -187,7 +193,7 @@ def _standing(
         "against": difference.get("against"),
         "difference": difference.get(RECLAIMED),
         "verdict": difference.get("verdict", ""),
-        "at_equal_violation": (difference.get("at_equal_violation") or {}).get("verdict", ""),
+        "at_equal_violation": (alone.get("at_equal_violation") or {}).get("verdict", ""),
     }
 
 

@@ -131,6 +131,19 @@ def test_the_best_opponent_reclaims_most_of_those_that_do_not_violate_more() -> 
     assert four.best_against("reckless", others, 0) == "fair"
 
 
+def test_where_no_opponent_keeps_the_budget_the_one_that_violates_least_is_the_nearest_to_it() -> None:
+    three = paired(
+        mine=sums_of(np.full(40, 0.5), np.zeros(40)),
+        nearest=sums_of(np.full(40, 0.4), np.full(40, 1.0)),
+        alike=sums_of(np.full(40, 0.3), np.full(40, 1.0)),
+        reckless=sums_of(np.full(40, 0.9), np.full(40, 2.0)),
+    )
+    assert three.best_against("mine", ["alike", "reckless", "nearest"], 0, 1e-6) == "nearest"
+    compared = three.compare_best("mine", ["alike", "reckless", "nearest"], 0, 1e-6)
+    assert compared is not None
+    assert compared.verdict == ALONE
+
+
 def test_who_wastes_the_budget_is_not_spared_the_rival_that_uses_it() -> None:
     # Azure 2017, CPU, 1 hour, 0.1 %: network 20.6 % at 0.014 %, Borg 46.8 % at 0.106 %, moving-max 15.0 %
     rng = np.random.default_rng(7)

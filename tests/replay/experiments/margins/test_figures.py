@@ -61,6 +61,11 @@ def test_the_figure_of_margins_has_nine_estimators_the_best_first_and_all_that_t
     figure = reclaimed_at_margins({**report.results, "estimators": [*many, *others[1:]]})
     shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert shown == ["e11", "e10", "e9", "e8", "e7", "e6", "e5", "e4", "borg"]
+    exceeding = {name: {key: {"verdict": "exceeds the budget"} for key in ("cpu", "memory")} for name in ("e11", "e9")}
+    exceeding["e9"]["memory"] = {"verdict": "better"}
+    results = {**report.results, "estimators": [*many, *others[1:]], "against_best": {"aggressive": exceeding}}
+    shown = [label.get_text() for label in reclaimed_at_margins(results).axes[0].get_yticklabels()]
+    assert shown == ["e10", "e8", "e7", "e6", "e5", "e9", "e4", "e3", "borg"]  # 2 * 8, ..., 2 * 5, 9, 2 * 4, 2 * 3
 
 
 def test_estimators_keep_their_colour_and_none_share_one(report: ReplayReport) -> None:

@@ -141,6 +141,17 @@ def test_the_best_learned_estimator_is_the_one_of_the_best_verdict_and_stands_wi
     assert [one["name"] for one in best(with_learned, "aggressive", "cpu")] == ["trees"]
 
 
+def test_an_estimator_that_follows_stands_at_equal_violation_as_it_does_with_a_price_set_once(
+    with_learned: Any,
+) -> None:
+    with_learned["estimators"][1]["name"] = "network-online"
+    differences = with_learned["against_best"]["aggressive"]
+    differences["network"]["cpu"]["at_equal_violation"] = difference("worse")
+    differences["network-online"] = {"cpu": difference("better")}
+    (first, _) = best(with_learned, "aggressive", "cpu")
+    assert (first["name"], first["verdict"], first["at_equal_violation"]) == ("network-online", "better", "worse")
+
+
 def test_the_console_has_the_best_the_oracle_and_a_verdict_in_at_most_ten_rows(with_learned: Any) -> None:
     rows = summary_table(with_learned).as_records()
     assert len(rows) <= 10
