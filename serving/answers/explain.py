@@ -28,7 +28,7 @@ from reclaim.serving.answers.stateless import under_current_limit
 from reclaim.serving.models.scorer import priced, reserved
 from reclaim.serving.wire.cell_schemas import Exceedance, HorizonQuantiles, Step, TaskExplanation
 from reclaim.serving.wire.schemas import Resources, Window
-from reclaim.training.estimators.base import CAP, JUMP, STARTUP
+from reclaim.training.estimators.base import CAP, JUMP, STARTUP, UNKNOWN
 from reclaim.training.margins.ladder import price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, STARTUP_HOLD_S
 from reclaim.training.margins.online import BUDGETED
@@ -53,7 +53,9 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
         last = known.last
         overruled = np.isin(found.estimate.rule, (STALE, OPT_OUT))  # whatever the margin
         for name in MARGIN_NAMES:
-            under = under_current_limit(reserved(known.prices.now[name], known.scores.steps, last), found.limit)
+            under = under_current_limit(
+                reserved(known.prices.now[name], known.scores.steps, last), last.limit, found.limit
+            )
             by_margin[name] = resources(np.where(overruled, found.limit, under.reservation)[0])
         whole = scorer.model.bundle.forecaster.predict(known.x)
         before_guards = priced(known.prices.now[MARGIN_NAMES[found.margin[0]]], known.scores.steps, last)[0]
@@ -104,13 +106,14 @@ def _steps(found: Answers, bare: NDArray[np.float64], exceeded: NDArray[np.float
         why = f"the limit, as the model has no forecast ({', '.join(np.array(RESOURCES)[~forecast])})"
         steps.append(Step(rule="unknown", amounts=resources(amounts), why=why))
     for rule, bound, why in (
+        (UNKNOWN, limit, "the limit, as all of the one that the last window had is reserved"),
         (JUMP, now, "no less than the last window demanded"),
         (CAP, limit, "no more than the current limit"),
         (STARTUP, limit, f"the limit, as its run is younger than {STARTUP_HOLD_S:g} s"),
         (STALE, limit, "the limit, as there was no news of it for too long"),
         (OPT_OUT, limit, "the limit, as its collection has no estimation"),
     ):
-        won = found.estimate.rule[0] == rule
+        won = (found.estimate.rule[0] == rule) & (forecast if rule == UNKNOWN else True)
         if won.any():
             amounts = np.where(won, bound, amounts)  # of the others the last window may have measured nothing
             why = f"{why} ({', '.join(np.array(RESOURCES)[won])})"

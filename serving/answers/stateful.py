@@ -98,7 +98,7 @@ def answers(
             break
         made = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.steps.take(rows), last.take(rows))
         estimate.reservation[rows], estimate.rule[rows] = made.reservation, made.rule
-    estimate = under_current_limit(estimate, limit)
+    estimate = under_current_limit(estimate, last.limit, limit)
     for wrong, rule in ((is_stale(known, settings), STALE), (known.opted_out, OPT_OUT)):
         if wrong.any():
             estimate = estimate.where(np.broadcast_to(wrong[:, None], limit.shape), limit, rule)

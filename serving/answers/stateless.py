@@ -133,7 +133,7 @@ def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSet
         last = np.flatnonzero(np.diff(slot, append=-1))
         estimate = bundle.estimator(name, cell_from_request(request)).update(slot, windows).take(last)
         slot, windows = slot[last], windows.take(last)
-        estimate = under_current_limit(estimate, limit[slot])
+        estimate = under_current_limit(estimate, windows.limit, limit[slot])
         found.reservation[slot], found.rule[slot] = estimate.reservation, estimate.rule
         if estimate.forecast is not None:
             for row, number in enumerate(slot.tolist()):
@@ -148,14 +148,24 @@ def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSet
     )
 
 
-def under_current_limit(estimate: Estimate, limit: NDArray[np.float64]) -> Estimate:
-    """Return the estimate of each task's last window under the current limit; limit (n, n_resources).
+def under_current_limit(
+    estimate: Estimate, granted: NDArray[np.float64], limit: NDArray[np.float64]
+) -> Estimate:  # fmt: skip
+    """Return the estimate of each task's last window under the current limit.
 
-    Where the limit has changed since the last window, a reservation equal to the old limit follows it, and none exceeds
-    the new one.
+    Where the limit has changed since the last window, a reservation of all of the old limit follows it, because the
+    window tells nothing of demand beyond that, and none exceeds the new one.
+
+    Parameters
+    ----------
+    estimate : Estimate
+    granted, limit : float64, shape (n, n_resources)
+        The limit of the last window, and the current one; NaN unknown.
     """
     held = _IS_LIMIT[estimate.rule]
     followed = Estimate(np.where(held, limit, estimate.reservation), estimate.rule, estimate.forecast)
+    beyond = ~held & (limit > granted) & (estimate.reservation >= granted)
+    followed = followed.where(beyond, limit, UNKNOWN)
     return followed.where(followed.reservation > limit, limit, CAP)
 
 

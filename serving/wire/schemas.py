@@ -246,8 +246,9 @@ class ResourceRules(Answer):
 
     model: a learned prediction plus margin; statistic: a statistical estimate plus margin; startup: the limit is held
     while a run is young; jump: the last window demanded more than the estimate; cap: the estimate passed the limit;
-    limit: the limit by policy; unknown: the task has no known usage yet, so it keeps its limit; stale: no window
-    of it came for too long, so it has its limit again; opt_out: its collection wants no estimation.
+    limit: the limit by policy; unknown: the task has no known usage yet, or only under a lower limit all of which was
+    reserved, so it keeps its limit; stale: no window of it came for too long, so it has its limit again; opt_out: its
+    collection wants no estimation.
     """
 
     cpu: RuleName

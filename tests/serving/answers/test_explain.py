@@ -65,6 +65,20 @@ def test_a_forecast_of_one_resource_is_explained_though_the_other_has_none() -> 
     assert explained.steps[-1].amounts == explained.task.reservation
 
 
+def test_a_task_that_used_all_of_its_limit_counts_all_of_a_raised_one_until_its_next_window() -> None:
+    memory = memory_with(load_model("builtin").bundle)
+    for at in range(12):
+        memory.write(windows_of({"at": at, "limit": 2.0, "cpu": 2.0, "memory": 1.99}))
+    memory.tell(fact_rows({"task": 1, "limit": 8.0}))
+    explained = explain(memory.answers((1, 0)), Units())
+    assert explained.task.reservation == Resources(cpu=8.0, memory=8.0) == explained.by_margin["baseline"]
+    assert [step.rule for step in explained.steps] == ["model", "unknown"]
+    assert explained.steps[0].amounts == Resources(cpu=2.0, memory=2.0)
+    assert explained.steps[1].amounts == explained.task.reservation
+    memory.write(windows_of({"at": 12, "limit": 8.0, "cpu": 2.0, "memory": 2.0}))
+    assert explain(memory.answers((1, 0)), Units()).task.reservation.cpu < 8.0
+
+
 def test_a_task_known_by_its_facts_alone_counts_its_limit_and_has_no_step_and_no_forecast() -> None:
     memory = memory_with(load_model("builtin").bundle)
     memory.tell(fact_rows({"task": 1, "limit": 3.0, "scheduling_class": 3}))

@@ -203,13 +203,25 @@ def test_any_unit_gives_the_same_share_of_the_limit(model: LoadedModel, history:
 def test_a_limit_changed_after_the_last_window_binds_the_answer() -> None:
     reservation = np.array([[2.0, 2.0], [2.0, 1.0], [1.5, 0.5], [1.5, 0.5]])
     rule = np.array([[STARTUP, CAP], [UNKNOWN, JUMP], [MODEL, MODEL], [MODEL, JUMP]], np.uint8)
-    raised = under_current_limit(Estimate(reservation, rule), np.full((4, 2), 3.0))
+    granted = np.full((4, 2), 2.0)
+    raised = under_current_limit(Estimate(reservation, rule), granted, np.full((4, 2), 3.0))
     # what was the limit is the new limit; what was a prediction stays
     np.testing.assert_array_equal(raised.reservation, [[3, 3], [3, 1], [1.5, 0.5], [1.5, 0.5]])
     np.testing.assert_array_equal(raised.rule, rule)
-    lowered = under_current_limit(Estimate(reservation, rule), np.full((4, 2), 1.0))
+    lowered = under_current_limit(Estimate(reservation, rule), granted, np.full((4, 2), 1.0))
     np.testing.assert_array_equal(lowered.reservation, [[1, 1], [1, 1], [1, 0.5], [1, 0.5]])
     np.testing.assert_array_equal(lowered.rule, [[STARTUP, CAP], [UNKNOWN, JUMP], [CAP, MODEL], [CAP, JUMP]])
+
+
+def test_a_prediction_of_all_of_the_last_windows_limit_says_nothing_of_a_raised_one() -> None:
+    reservation, rule = np.array([[2.0, 1.999], [2.0, 2.0]]), np.array([[MODEL, MODEL], [JUMP, MODEL]], np.uint8)
+    found, granted = Estimate(reservation, rule), np.full((2, 2), 2.0)
+    raised = under_current_limit(found, granted, np.array([[8.0, 8.0], [8.0, np.nan]]))
+    np.testing.assert_array_equal(raised.reservation, [[8.0, 1.999], [8.0, 2.0]])
+    np.testing.assert_array_equal(raised.rule, [[UNKNOWN, MODEL], [UNKNOWN, MODEL]])
+    same = under_current_limit(found, granted, granted)
+    np.testing.assert_array_equal(same.reservation, reservation)
+    np.testing.assert_array_equal(same.rule, rule)
 
 
 def test_a_missing_forecast_is_null_and_its_task_keeps_the_limit(model: LoadedModel, history: History) -> None:
