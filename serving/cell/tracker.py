@@ -536,7 +536,7 @@ class Tracker:
     def silent_since(self, before_us: int) -> int:
         """Return how many tasks have sent windows, the last of which ended before a time; from any thread."""
         with self._lock:
-            end_us = self._tasks[s.END_US]
+            end_us = self._tasks[s.END_US][run_of(self._slots.all())]  # rows beyond the tasks are zero
             return int(np.count_nonzero((end_us >= 0) & (end_us < before_us)))
 
     def ends_of(self, key: Ids) -> Ids:

@@ -28,6 +28,7 @@ from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_p
 from reclaim.data.traces.kubernetes.fold import TaskKey
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
+from reclaim.data.traces.kubernetes.series import copies_in_words
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import check_out, with_names, write_named
@@ -312,6 +313,7 @@ class Feed:
         self._known_us = self._reached_us = 0
         self._written_us = 0
         self._said: dict[str, int] = {}
+        self._twice: set[str] = set()
 
     @property
     def fold(self) -> LiveFold:
@@ -339,6 +341,11 @@ class Feed:
         if not self.waiting:
             self._before = as_bytes(self.fold, start_s * _US)
         slots = self.fold.take(series, start_s * _US, end_s * _US)
+        for task in self.fold.tasks().values():
+            if task.twice and task.twice not in self._twice:  # one container says it for all
+                self._twice.add(task.twice)
+                name = "/".join(filter(None, task.key))
+                self.say(f"{name} is measured twice, and one copy counts: {copies_in_words(task.twice)}")
         self.waiting += [slot for slot in slots if slot.end_us >= self._known_us]
 
     def send(self) -> None:

@@ -19,7 +19,16 @@ from reclaim.data.samples import SampledWindows, windows_of
 from reclaim.data.traces.dialect import USAGE, Dialect
 from reclaim.data.traces.history import RawSeries
 from reclaim.data.traces.kubernetes.owners import GONE_MS, Facts, Owners, PodKey, Workload, machine_id
-from reclaim.data.traces.kubernetes.series import UNSAID, AsOf, ContainerKey, Said, Tails, by_container, while_said
+from reclaim.data.traces.kubernetes.series import (
+    UNSAID,
+    AsOf,
+    ContainerKey,
+    Labels,
+    Said,
+    Tails,
+    by_container,
+    while_said,
+)
 from reclaim.data.traces.series import task_id
 
 USAGE_EXTRAS: Final = (s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY_ENFORCED)
@@ -35,9 +44,10 @@ _SKEW_US: Final = 60_000_000
 """Time by which recorded starts and ends may differ from the samples': clocks differ, and so do scrapes."""
 _LARGEST_US: Final = 35 * s.DAY_US
 """Time for which the largest usage of a collection outlives its tasks: a job of every month is back by then."""
+_CGROUP: Final = ("id", "name")
+"""Labels by which cAdvisor names a container that runs: another run has others."""
 _RATIO: Final = 2.0
 """The limit of what has none, over the largest usage so far."""
-Labels = tuple[tuple[str, str], ...]
 TaskKey = tuple[int, int]
 """Collection and instance index."""
 _ENDS: Final = {"Completed": s.EventType.FINISH, "Evicted": s.EventType.EVICT}
@@ -59,7 +69,7 @@ class Task:
     told_by : dict of str by int
         Role of the series that gave each start; empty where its usage did.
     series : set
-        Its last usage series, each by its labels without those of the scraper.
+        Its last usage series, each by its cgroup and name, else by its labels without those of the scraper.
     seen_us : int
         End of its last window; 0 for none.
     ends_us : list of int
@@ -80,6 +90,8 @@ class Task:
         ``schema.INIT`` or ``SIDECAR``; empty for any other, and where nothing says so.
     places : list of (int, str)
         Times from which it was on a node, rising, and the node's name.
+    twice : str
+        Labels in which copies of its usage differ, of which one counts; empty where there are none.
     """
 
     collection: int
@@ -102,6 +114,7 @@ class Task:
     listed: Said | None = None
     container_kind: str = ""
     places: list[tuple[int, str]] = field(default_factory=list)
+    twice: str = ""
 
     @property
     def ended_us(self) -> int:
@@ -158,7 +171,11 @@ class Fold:
             self._start_us = start_us
         self._allot(piece, start_us)
         piece, later = _with_init(piece), _with_init(later)
-        grouped = {role: by_container(piece.get(role, ()), self._dialect) for role in self._tails}
+        grouped: dict[str, dict[ContainerKey, list[RawSeries]]] = {}
+        twice: dict[ContainerKey, str] = {}
+        for role, tails in self._tails.items():
+            grouped[role], copied = tails.measured_once(by_container(piece.get(role, ()), self._dialect))
+            twice |= copied
         keys = sorted({key for series in grouped.values() for key in series})
         numbers = {key: k for k, key in enumerate(keys)}
         samples = {role: self._tails[role].samples(grouped[role], numbers, start_us, end_us) for role in self._tails}
@@ -167,6 +184,8 @@ class Fold:
             n_tasks=len(keys), start_us=start_us, end_us=end_us,
         )  # fmt: skip
         tasks = [self._task(key) for key in keys]
+        for key, differ in twice.items():
+            self.tasks[key].twice = differ
         facts = {role: by_container(piece.get(role, ()), self._dialect) for role in (
             "restarts", "started", "started_usage", "ended_reason", "ended_time", "terminated")}  # fmt: skip
         first = any(not task.seen_us for task in tasks)
@@ -305,8 +324,11 @@ class Fold:
                 task.places.append((int(one.time_ms[0]) * 1000, place))
 
     def _run(self, one: RawSeries) -> Labels:
-        """Return what names the container of a usage series: its labels without those of the scraper."""
-        return tuple((name, value) for name, value in one.labels if name not in self._dialect.scraper)
+        """Return what names the container of a usage series: its cgroup and name, else its labels but the scraper's."""
+        of = one.named
+        return tuple((name, of[name]) for name in _CGROUP if of.get(name)) or tuple(
+            (name, value) for name, value in one.labels if name not in self._dialect.scraper
+        )
 
     def _allot(self, piece: dict[str, list[RawSeries]], start_us: int) -> None:
         """Record what nodes allot to pods, and each change at the time of the sample that shows it."""

@@ -1,19 +1,19 @@
-"""Groups series by container: takes one of several scrapers, and answers what a series said as of a time."""
+"""Groups series by container: takes one of several copies, and answers what a series said as of a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ConfigError
-from reclaim.data.samples import LONGEST_STEP_US, NO_SAMPLES, Samples
+from reclaim.data.samples import LONGEST_STEP_US, NO_SAMPLES, WINDOW_US, Samples
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import RawSeries
 
 _MS_US: Final = 1000
+Labels = tuple[tuple[str, str], ...]
 _MEASURED: Final = ("id", "name", "cpu")
 """Labels by which cAdvisor tells apart what it measures of a container: its cgroup, its name and the core."""
 
@@ -62,35 +62,35 @@ def _taken(scrapers: dict[tuple[str, ...], list[RawSeries]], dialect: Dialect) -
     return taken
 
 
-def _check_measured_once(key: ContainerKey, series: list[RawSeries]) -> None:
-    """Raise ConfigError where two series of one cgroup go on together: their rates would be added up.
+def _of_one_copy(series: list[RawSeries], before: Collection[Labels]) -> tuple[list[RawSeries], str]:
+    """Return the series of one cgroup without the samples of copies, and the labels in which copies differ, in words.
 
-    An overlap of up to ``LONGEST_STEP_US`` is none: a label that changes ends one series and begins another, and of
-    several scrapers each does so in its own time.
+    Each copy has all of the container's usage, so rates of two are not added up. One counts: one of ``before``, which
+    the last piece took, else that of most samples; another one outside of its time, where it has at least two samples.
+    Two that are there together for less than half a window are none: a label that changes ends one series and begins
+    another, and of several scrapers each does so in its own time.
     """
-    by_cgroup: dict[tuple[str, ...], list[RawSeries]] = {}
-    for one in series if len(series) > 1 else ():
-        of = one.named
-        if of.get("id"):  # the cgroup, as cAdvisor names it
-            by_cgroup.setdefault(tuple(of.get(label, "") for label in _MEASURED), []).append(one)
-    for same in by_cgroup.values():
-        same.sort(key=lambda one: int(one.time_ms[0]))
-        longest = same[0]
-        for one in same[1:]:
-            both_us = (min(int(longest.time_ms[-1]), int(one.time_ms[-1])) - int(one.time_ms[0])) * _MS_US
-            if both_us > LONGEST_STEP_US:
-                raise ConfigError(_twice(key, longest.named, one.named))
-            longest = max(longest, one, key=lambda of: int(of.time_ms[-1]))
+    first, *others = sorted(series, key=lambda one: (one.labels not in before, -len(one.value), one.labels))
+    taken, differ = [first], ""
+    for one in others:
+        begin, end = min(of.time_ms[0] for of in taken), max(of.time_ms[-1] for of in taken)
+        if (min(end, one.time_ms[-1]) - max(begin, one.time_ms[0])) * _MS_US > WINDOW_US // 2:
+            differ = differ or _differ(first.named, one.named)
+        taken += [RawSeries(one.labels, one.time_ms[at], one.value[at])
+                  for at in (one.time_ms < begin, one.time_ms > end) if np.count_nonzero(at) > 1]  # fmt: skip
+    return taken, differ
 
 
-def _twice(key: ContainerKey, of: dict[str, str], other: dict[str, str]) -> str:
-    """Return the message about two series of one cgroup, by their labels."""
-    labels = [name for name in sorted(of | other) if of.get(name) != other.get(name)]
-    named = ", ".join(f"{name} ({of.get(name) or 'none'} and {other.get(name) or 'none'})" for name in labels)
+def _differ(of: dict[str, str], other: dict[str, str]) -> str:
+    """Return the labels in which two series differ, in words."""
+    return ", ".join(name for name in sorted(of | other) if of.get(name) != other.get(name))
+
+
+def copies_in_words(differ: str) -> str:
+    """Return what to do about copies that differ in some labels, as ``Tails.measured_once`` has them."""
     return (
-        f"{'/'.join(filter(None, key))}: two series of one container at the same time differ in {named}, and its usage "
-        f"would be added up. If {labels[0]} says who scraped, fetch into another folder with a --dialect that lists it "
-        f'under `scraper`; if it says which cluster, with a --dialect that has `cluster = "{labels[0]}"`'
+        f"they differ in {differ}. Of a label that says who scraped, a --dialect that lists it under `scraper` fetches "
+        "one copy; of one that says which cluster, a --dialect with `cluster` tells them apart"
     )
 
 
@@ -98,22 +98,33 @@ class Tails:
     """Samples of the last five minutes of a piece, which the first rates of the next one begin at."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[tuple[str, str], ...], RawSeries] = {}
+        self._last: dict[Labels, RawSeries] = {}
+
+    def measured_once(
+        self, grouped: dict[ContainerKey, list[RawSeries]]
+    ) -> tuple[dict[ContainerKey, list[RawSeries]], dict[ContainerKey, str]]:
+        """Return a piece's series, of each cgroup those of one copy, and the labels in which copies differ, if any.
+
+        Copies of a label that the dialect lists are not there any more: ``by_container`` has taken one.
+        """
+        found, twice = {}, {}
+        for key, series in grouped.items():
+            found[key] = series
+            if len(series) > 1:
+                by_cgroup: dict[tuple[str, ...], list[RawSeries]] = {}
+                for one in series:
+                    by_cgroup.setdefault(tuple(one.named.get(label, "") for label in _MEASURED), []).append(one)
+                of_copies = [_of_one_copy(same, self._last) for same in by_cgroup.values()]
+                found[key] = [one for taken, _ in of_copies for one in taken]
+                if differ := max(differ for _, differ in of_copies):
+                    twice[key] = differ
+        return found, twice
 
     def samples(
         self, grouped: dict[ContainerKey, list[RawSeries]], tasks: dict[ContainerKey, int], start_us: int, end_us: int
     ) -> Samples:
-        """Return a piece's samples, each series with its last samples before, by task; remember those of its end.
-
-        Raises
-        ------
-        ConfigError
-            A container was measured twice, as the copies of a label that the dialect does not list.
-        """
-        whole = {key: [self._with_last(one, start_us) for one in series] for key, series in grouped.items()}
-        for key, series in whole.items():
-            _check_measured_once(key, series)
-        rows = [(tasks[key], one) for key, series in whole.items() for one in series]
+        """Return a piece's samples, each series with its last samples before, by task; remember those of its end."""
+        rows = [(tasks[key], self._with_last(one, start_us)) for key, series in grouped.items() for one in series]
         rows.sort(key=lambda row: (row[0], row[1].labels))
         self._last = {}
         for _, one in rows:

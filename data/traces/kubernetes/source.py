@@ -25,6 +25,7 @@ from reclaim.data.traces.kubernetes.fold import (
     Fold,
 )
 from reclaim.data.traces.kubernetes.owners import ROLES, Facts, Owners, owners_of
+from reclaim.data.traces.kubernetes.series import copies_in_words
 from reclaim.data.traces.source import RawTable, Source
 
 FOLDER: Final = "tables"
@@ -153,6 +154,11 @@ def _findings(fold: Fold, owners: Owners) -> list[str]:
             f"Containers with samples but no window, which are not in the dataset: {unseen} of {len(fold.tasks)}. "
             "A window needs two samples no more than five minutes apart."
             + (f" They had {kills:,} out-of-memory kills, as a container that dies as it starts." if kills else "")
+        )
+    if copied := [task for task in seen if task.twice]:
+        found.append(
+            f"Containers measured twice, of which one copy counts: {len(copied)} of {len(seen)}; "
+            f"{copies_in_words(copied[0].twice)}."
         )
     if once := sum(task.container_kind == s.INIT for task in seen):
         found.append(f"Init containers that run once, which `recommend` leaves out: {once} of {len(seen)} containers.")

@@ -297,6 +297,11 @@ def test_with_the_machines_clock_silence_alone_makes_tasks_stale(bundle: Bundle)
     memory.now_us += 1
     assert (memory.answers((1, 0)).estimate.rule == STALE).all()
     assert counted() == 1
+    for tasks in (range(3, 200), range(200, 210)):  # the room for the second ones is for twice as many as the first
+        memory.write(windows_of(*({"task": task, "at": 3} for task in tasks)))
+    assert counted() == 1
+    memory.write(windows_of({"task": 1, "at": 3}))
+    assert counted() == 0
 
 
 def test_each_tier_gets_its_own_margin(memory: Memory) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data import schema as s
-from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S, joined
 from reclaim.data.traces.history import cut as part_of
 from reclaim.data.traces.kubernetes import kept as kept_module
@@ -244,12 +243,18 @@ def test_a_container_has_ended_when_others_of_its_pod_go_on_without_it() -> None
     assert ends(series) == [(1500 / 3600, 600 / 3600)]
 
 
-def test_a_series_that_is_there_twice_is_noticed_slot_by_slot() -> None:
-    """The sum of both would be its usage; a slot alone is too short to tell them from a label that changed."""
-    series = pod(POD["pod"], 0, 3000, cores=1.0)
-    series["cpu"] = [one({**APP, "id": "/kubepods/1", "who": who}, counter(0, 3000, 1.0)) for who in ("one", "another")]
-    with pytest.raises(ConfigError, match="two series of one container at the same time differ in who"):
-        live(series, 3000)
+def test_of_a_series_that_is_there_twice_one_counts_slot_by_slot() -> None:
+    """The sum of both would be its usage; a copy that a second scrape job began to make restarts nothing."""
+    alone = pod(POD["pod"], 0, 3000, cores=1.0)
+    first, second = (APP | {"id": "/kubepods/1", "who": who} for who in ("one", "another"))
+    alone["cpu"] = [one(first, counter(0, 3000, 1.0))]
+    both = alone | {"cpu": [*alone["cpu"], one(second, counter(911, 3000, 1.0))]}
+    (known, told), (expected, untold) = (
+        ([row for slot in slots for row in slot.windows.to_pylist()], [(slot.failed, slot.ended) for slot in slots])
+        for slots in (live(both, 3000), live(alone, 3000))
+    )
+    assert known == expected
+    assert told == untold
 
 
 def test_what_is_kept_of_a_container_that_restarts_all_the_time_is_bounded() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S
 from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
 
@@ -63,18 +62,39 @@ def test_a_run_goes_on_where_its_scraper_is_renamed(renamed_s: int, silent_s: in
 CGROUP = APP | {"id": "/kubepods/pod1/c1", "name": "c1", "cpu": "total"}
 
 
-def test_copies_by_a_label_that_the_dialect_does_not_list_are_refused_and_the_label_is_named() -> None:
+@pytest.mark.parametrize("named", [CGROUP, APP | {"cpu": "total"}])  # some drop the cgroup's labels to store less
+def test_of_copies_by_a_label_that_the_dialect_does_not_list_one_counts_and_the_label_is_named(
+    named: dict[str, str],
+) -> None:
     """Each copy has the container's whole usage: added up, it would be twice as much."""
-    pair = [one(CGROUP | {"server": name}, counter(11 * k, 7200, 0.1)) for k, name in enumerate("ab")]
-    with pytest.raises(
-        ConfigError, match=r"/app: two series .* differ in server \(a and b\).* lists it under `scraper`"
-    ):
-        fold({"cpu": pair})
-    early = one(CGROUP | {"server": "c"}, counter(0, 60, 0.1))
-    with pytest.raises(ConfigError, match=r"differ in server \(a and b\)"):
-        fold({"memory": [pair[0], early, pair[1]]})
-    with pytest.raises(ConfigError, match=r"differ in server \(none and a\)"):
-        fold({"cpu": [one(CGROUP, counter(0, 7200, 0.1)), one(CGROUP | {"server": "a"}, counter(30, 7200, 0.1))]})
+    pair = [one(named | {"server": name}, counter(11 * k, 7200, 0.1)) for k, name in enumerate("ab")]
+    alone, events, _ = fold({"cpu": pair[:1]})
+    rows, of_both, made = fold({"cpu": pair})
+    assert (rows, of_both) == (alone, events)
+    assert [task.twice for task in made.tasks.values()] == ["server"]
+    early = one(named | {"server": "c"}, counter(0, 60, 0.1))
+    assert fold({"cpu": [pair[0], early, pair[1]]})[0] == alone
+    unnamed = [one(named, counter(0, 7200, 0.1)), one(named | {"server": "a"}, counter(30, 7200, 0.1))]
+    assert {round(row[s.CPU_MEAN], 9) for row in fold({"cpu": unnamed})[0]} == {0.1}
+
+
+def test_a_copy_counts_where_the_other_one_is_silent() -> None:
+    first = one(CGROUP | {"server": "a"}, counter(0, 3600, 0.1))
+    second = one(CGROUP | {"server": "b"}, [(time, 7 + 0.1 * time) for time in range(1810, 7200, 30)])
+    rows, events, _ = fold({"cpu": [first, second]})
+    assert len(rows) == 24
+    assert {round(row[s.CPU_MEAN], 9) for row in rows} == {0.1}
+    assert [event[s.EVENT_TYPE] for event in events] == [s.EventType.SCHEDULE]  # a run of one container, by its cgroup
+
+
+def test_in_the_next_piece_the_same_copy_counts_though_the_other_has_more_samples() -> None:
+    sparse = [*counter(0, PIECE_S, 0.1, 30), *counter(PIECE_S, 2 * PIECE_S, 0.1, 60)]
+    more = counter(10, 2 * PIECE_S, 0.1, 30)
+    rows, _, _ = fold({"cpu": [one(CGROUP | {"server": "a"}, sparse), one(CGROUP | {"server": "b"}, more)]}, pieces=2)
+    rates = [row[s.SAMPLE_RATE_HZ] for row in rows]
+    half = len(rates) // 2
+    assert rates[1:half] == pytest.approx([10 / 300] * (half - 1))
+    assert rates[half:-1] == pytest.approx([5 / 300] * (half - 1))
 
 
 def test_series_of_cores_or_of_a_restart_and_a_label_that_changes_are_no_copies() -> None:
