@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,84 +15,93 @@ if TYPE_CHECKING:
 
 SAMPLED: Final = 256
 """Windows of a sample: of a hundredth of the windows that are judged one finds two or three."""
-_BUCKETS: Final = 4
-"""Most buckets that they are read from."""
+SEEN: Final = "seen"
+"""Name of the sample among the facts that a bundle has of a dataset."""
 FEWEST: Final = 2
 """Fewest windows of a sample that another dataset holds, too, and more than it has with another usage: two cells that
 number their tasks alike may have a few in common by chance."""
-_KEY: Final = 3
-"""Of a window of a sample, the numbers that name it; usage follows."""
+_BUCKETS: Final = 4
+"""Most buckets that they are read from."""
+_DIGITS: Final = 16
+"""Hexadecimal digits of a digest, of 64 bits."""
 
-Window = Sequence[int | float | None]
-Sample = list[list[int | float | None]]
-"""Collection, instance, end (µs), demand of CPU and of memory of some windows, as JSON keeps them; None: unknown."""
+Sample = Sequence[str]
+"""Digests of some windows: of collection, instance and end, then of the demand of CPU and memory. A model that is
+passed on tells neither names nor usage in the clear."""
+Digests = NDArray[np.uint64]
 
 
-def sample_windows(features: FeatureSet) -> Sample:
-    """Return some windows with usage of the training and the validation period, evenly spaced; of few windows all."""
+def sample_windows(features: FeatureSet) -> list[str]:
+    """Return some windows of the training and the validation period, evenly spaced; of few windows all.
+
+    They have usage, and another one than the window before: an idle window is like any other, and where usage is told
+    in whole percents, so are most.
+    """
     buckets = np.unique(np.linspace(0, features.n_buckets - 1, _BUCKETS).round().astype(np.int64))
-    sample: Sample = []
+    sample: list[str] = []
     for bucket in buckets.tolist():
         windows = features.dataset.windows(bucket, owned=False)
-        used = (demand(windows) > 0).any(axis=1)  # an idle window is like any other
-        rows = np.flatnonzero(used & (windows.end_us < features.cuts_us[1]))
+        used = np.nan_to_num(demand(windows), nan=-1.0)
+        changed = np.concatenate([[True], (used[1:] != used[:-1]).any(axis=1)])[: len(used)]
+        rows = np.flatnonzero((used > 0).any(axis=1) & changed & (windows.end_us < features.cuts_us[1]))
         some = SAMPLED // len(buckets)
         if len(rows) > some:
             rows = rows[np.linspace(0, len(rows) - 1, some).round().astype(np.int64)]
-        sample += _listed(windows, rows)
+        digests = zip(_names(windows, rows).tolist(), _usage(windows, rows).tolist(), strict=True)
+        sample += [f"{name:0{_DIGITS}x}{of:0{_DIGITS}x}" for name, of in digests]
     return sample
 
 
-def holds(sample: Sequence[Window], features: FeatureSet, begin_us: int, end_us: int | None = None) -> bool:
+def holds(sample: Sample, features: FeatureSet, begin_us: int, end_us: int | None = None) -> bool:
     """Return whether windows of a dataset that end in a period are those of a sample, whether features are kept or not.
 
-    Measurements are read of buckets alone in which a task of the sample has a window at one of its times.
+    Measurements are read of buckets alone that have a window of the name of one of the sample.
 
     Parameters
     ----------
-    sample : sequence of Window
+    sample : sequence of str
         As ``sample_windows`` gave it of another dataset; of none the answer is no.
     features : FeatureSet
         Of the dataset in question.
     begin_us, end_us : int
         The period, µs on the trace's clock; windows that end at ``end_us`` lie behind it, None: to the end.
     """
+    by_name = sorted(sample)
+    names, usage = (
+        np.array([int(one[part], 16) for one in by_name], np.uint64) for part in (slice(_DIGITS), slice(_DIGITS, None))
+    )
     same = other = 0
-    for bucket in range(features.n_buckets if sample else 0):
+    for bucket in range(features.n_buckets if len(names) else 0):
         times = features.dataset.windows(bucket, measured=False)
         within = (times.end_us >= begin_us) & (end_us is None or times.end_us < end_us)
-        rows = _candidates(sample, times, np.flatnonzero(within))
-        if len(rows):
-            found = _found(sample, features.dataset.windows(bucket, owned=False), rows)
-            same, other = same + found[0], other + found[1]
+        rows = np.flatnonzero(within)
+        digests = _names(times, rows)
+        at = np.minimum(np.searchsorted(names, digests), len(names) - 1)
+        found = names[at] == digests
+        if found.any():
+            alike = _usage(features.dataset.windows(bucket, owned=False), rows[found]) == usage[at[found]]
+            same, other = same + int(alike.sum()), other + int((~alike).sum())
     return same >= FEWEST and same > other
 
 
-def _found(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> tuple[int, int]:
-    """Return how many windows of a sample are among some rows, and how many have another usage there."""
-    here = {tuple(one[:_KEY]): one[_KEY:] for one in _listed(windows, rows)}
-    used = [(here.get(tuple(one[:_KEY])), list(one[_KEY:])) for one in sample]
-    return sum(of == then for of, then in used), sum(of is not None and of != then for of, then in used)
+def _names(windows: Windows, rows: NDArray[np.int64]) -> Digests:
+    """Return digests of collection, instance and end of some windows."""
+    return _digest(*(of[rows] for of in (windows.collection_id, windows.instance_index, windows.end_us)))
 
 
-def _candidates(sample: Sequence[Window], windows: Windows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of some rows with the collection of a window of a sample, and the end of one."""
-    collections, _, ends, *_ = zip(*sample, strict=True)
-    rows = rows[_among(windows.end_us[rows], ends)]
-    return rows[_among(windows.collection_id[rows], collections)]
+def _usage(windows: Windows, rows: NDArray[np.int64]) -> Digests:
+    """Return digests of the demand of CPU and memory of some windows; of an unknown one as of -1."""
+    used = np.nan_to_num(demand(windows.take(rows)), nan=-1.0)
+    return _digest(*(of.view(np.uint64) for of in np.ascontiguousarray(used.T)))
 
 
-def _among(values: NDArray[np.int64], few: Window) -> NDArray[np.bool_]:
-    """Return which values are among a few: without the sort of all of them that ``numpy.isin`` makes."""
-    sought = np.unique(np.array(few, np.int64))
-    found: NDArray[np.bool_] = sought[np.minimum(np.searchsorted(sought, values), len(sought) - 1)] == values
-    return found
-
-
-def _listed(windows: Windows, rows: NDArray[np.int64]) -> Sample:
-    """Return some rows as ``Sample`` has them."""
-    ids = (of[rows].tolist() for of in (windows.collection_id, windows.instance_index, windows.end_us))
-    used = demand(windows.take(rows)).tolist()
-    return [
-        [*key, *(value if math.isfinite(value) else None for value in of)] for *key, of in zip(*ids, used, strict=True)
-    ]
+def _digest(*columns: NDArray[np.generic]) -> Digests:
+    """Return 64 bits of each row, by the finaliser of MurmurHash3 (https://github.com/aappleby/smhasher)."""
+    h = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        h += column.astype(np.uint64)
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+            h ^= h >> np.uint64(33)
+            h *= np.uint64(factor)
+        h ^= h >> np.uint64(33)
+    return h

@@ -13,7 +13,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.replay.equal_violation.curves import JudgedUnits, draw_curve
 from reclaim.replay.equal_violation.sweep import Bare, Guards, TaskRows
-from reclaim.replay.open_loop.bootstrap import Bootstrap, bounds
+from reclaim.replay.open_loop.bootstrap import LEAST_KNOWN, Bootstrap, bounds
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.paired import Comparison, Difference, Interval
 from reclaim.replay.open_loop.period import Period
@@ -25,10 +25,8 @@ Floats = NDArray[np.float64]
 EQUAL_DEFINITION: Final = (
     "The same comparison where both violate exactly the budget: at the one margin or price of all tasks and tiers at "
     "which the test rows come to it, found in each resample anew. No service can set it. Resamples in which a curve "
-    "does not reach the budget are left out; where that is more than half of them, the verdict is unknown."
+    f"does not reach the budget are left out; of fewer than {LEAST_KNOWN:.0%} there is no interval and no verdict."
 )
-LEAST_KNOWN: Final = 0.5
-"""Least share of the resamples in which both curves reach the budget; of fewer the verdict is unknown."""
 _ALIKE: Final = Interval(0.0, 0.0, 0.0)
 """Difference of violation rates that are equal by design."""
 
@@ -101,8 +99,7 @@ class EqualViolation:
     def compare(self, name: str, against: str, resource: int) -> Comparison:
         """Return the comparison of an estimator with another."""
         values = self.reclaimed[name][:, resource] - self.reclaimed[against][:, resource]
-        known = np.isfinite(values[1:]).mean() >= LEAST_KNOWN
-        gained = Interval(float(values[0]), *(bounds(values[1:], self.confidence) if known else (np.nan, np.nan)))
+        gained = Interval(float(values[0]), *bounds(values[1:], self.confidence))
         return Comparison(against, Difference(gained, _ALIKE), gained.verdict)
 
     def compare_best(self, name: str, others: Sequence[str], resource: int) -> Comparison | None:

@@ -21,6 +21,9 @@ FEWEST: Final = 2
 FEW: Final = 10
 """Of fewer units than these an interval is too narrow: of 9 normal ones, one of 95 % holds the truth in 90 %."""
 
+LEAST_KNOWN: Final = 0.9
+"""Least share of the resamples that have a value: an interval of the others alone would be of a chosen few."""
+
 
 @dataclass(frozen=True)
 class Bootstrap:
@@ -68,9 +71,9 @@ def resampled_sums(unit_sums: NDArray[np.float64], *, draws: int, seed: int) -> 
 
 
 def bounds(values: NDArray[np.float64], confidence: float) -> tuple[float, float]:
-    """Return the percentile interval of the finite values; NaN where there are none."""
+    """Return the percentile interval of the finite values of resamples; NaN where fewer than ``LEAST_KNOWN`` are."""
     known = values[np.isfinite(values)]
-    if not len(known):
+    if not len(known) or len(known) < LEAST_KNOWN * len(values):
         return np.nan, np.nan
     low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

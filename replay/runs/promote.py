@@ -15,7 +15,7 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.features.seen import holds
+from reclaim.features.seen import SEEN, holds
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
@@ -189,7 +189,7 @@ def _unseen_rows(source: Source, models: Mapping[str, Bundle]) -> NDArray[np.int
     rows = source.features.valid_rows()
     for bundle in models.values():
         for facts in bundle.all_trained_on:
-            if holds(facts.get("windows", ()), source.features, *source.features.cuts_us):
+            if holds(facts.get(SEEN, ()), source.features, *source.features.cuts_us):
                 rows = rows[source.features.end_us[rows] > facts["trained_until_us"]]
     return rows
 

@@ -23,7 +23,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import AFTER_TRACE_US, RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import N_FEATURES
-from reclaim.features.seen import holds
+from reclaim.features.seen import SEEN, holds
 from reclaim.replay.experiment import (
     ONLINE,
     ORACLE,
@@ -248,7 +248,7 @@ def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: Fe
     for facts in bundle.trained.get("prior", {}).get("datasets", ()):
         seen.append((f"the prior of {name}", facts, f"train it with another one, or with `--set prior={NO_PRIOR}`"))
     for whose, facts, then in seen:
-        if facts["fingerprint"] != dataset.fingerprint and holds(facts.get("windows", ()), features, begins_us):
+        if facts["fingerprint"] != dataset.fingerprint and holds(facts.get(SEEN, ()), features, begins_us):
             raise ConfigError(
                 f"{dataset.path}: {whose} was trained or tuned on windows that are to be tested here, too, as part of "
                 f"the dataset {facts['name']}; {then}"

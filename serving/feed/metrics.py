@@ -58,6 +58,12 @@ class NamedMetrics(Collector):
             return
         labels = {label: name for label, name in _LABELS.items() if table[name].null_count == 0}
         of = list(zip(*(table[name].to_pylist() for name in labels.values()), strict=True))
+        words = "End of the last window of a container; its reservation rests on windows up to there."
+        ends = GaugeMetricFamily("reclaim_container_window_end_timestamp_seconds", words, labels=list(labels))
+        for values, end_us in zip(of, table[s.END_US].to_pylist(), strict=True):
+            if end_us is not None:
+                ends.add_metric(values, end_us / 1e6)
+        yield ends
         for resource in RESOURCES:
             for what in _AMOUNTS:
                 unit = _UNITS[resource]
@@ -67,6 +73,13 @@ class NamedMetrics(Collector):
                     if amount is not None:
                         gauge.add_metric(values, amount)
                 yield gauge
+            words = f"1 for the rule that made the {RESOURCE_TITLES[resource]} reservation of a container."
+            name = f"reclaim_container_{resource}_reservation_rule"
+            rules = GaugeMetricFamily(name, words, labels=[*labels, "rule"])
+            for values, rule in zip(of, table[f"{resource}_rule"].to_pylist(), strict=True):
+                if rule is not None:
+                    rules.add_metric([*values, rule], 1.0)
+            yield rules
 
 
 def text_of(metrics: NamedMetrics) -> bytes:

@@ -35,10 +35,14 @@ def features(*buckets: Windows, tuned_until: int = 0) -> Any:
 
 def test_a_sample_is_of_what_a_model_learned_from_alone_and_bounded() -> None:
     many = windows(range(20), range(100))
-    sample = sample_windows(features(many, windows(range(20, 22), range(100)), tuned_until=60))
-    assert 128 < len(sample) <= SAMPLED
-    assert all(end < 60 * W for _, _, end, *_ in sample)  # type: ignore[operator]
-    assert {collection for collection, *_ in sample} == set(range(22))
+    more = windows(range(20, 22), range(100), seed=2)
+    sample = sample_windows(features(many, more, tuned_until=60))
+    assert 128 < len(sample) == len(set(sample)) <= SAMPLED
+    for of in (many, more):
+        assert holds(sample, features(of), 0, 60 * W)
+        assert not holds(sample, features(of), 60 * W)
+        for task in np.unique(of.collection_id):
+            assert holds(sample, features(of.take(np.flatnonzero(of.collection_id == task))), 0)
     assert len(sample_windows(features(windows(range(1), range(5)), tuned_until=4))) == 3
 
 
@@ -66,13 +70,32 @@ def test_tasks_of_another_cell_with_the_same_numbers_and_times_are_not_the_same(
     assert holds(sample, features(mine.take(np.array([7, 9]))), 0)
 
 
-def test_windows_without_usage_are_in_no_sample() -> None:
+def test_windows_without_usage_and_with_that_of_the_window_before_are_in_no_sample() -> None:
     first = windows(range(3), range(10))
     first.usage[::2, CPU_MEAN], first.usage[1::6, CPU_MEAN] = np.nan, 0.0
     sample = sample_windows(features(first, tuned_until=20))
     assert len(sample) == 10
-    assert all(cpu > 0 for *_, cpu, _ in sample)  # type: ignore[operator]
-    assert holds(sample, features(first), 0)
+    assert holds(sample, features(first.take(np.flatnonzero(first.usage[:, CPU_MEAN] > 0))), 0)
+    first.usage[:, CPU_MEAN] = np.repeat([0.5, 0.25, 0.5], 10)
+    assert len(sample_windows(features(first, tuned_until=20))) == 3
+
+
+def test_two_cells_whose_usage_is_mostly_the_same_whole_percent_are_told_apart() -> None:
+    mine, other = (windows(range(50), range(40), seed=seed) for seed in (1, 2))
+    for of in (mine, other):  # four of five windows use one percent
+        of.usage[:, CPU_MEAN] = np.where(of.usage[:, CPU_MEAN] < 0.8, 0.01, of.usage[:, CPU_MEAN].round(2))
+    sample = sample_windows(features(mine, tuned_until=60))
+    assert len(sample) == SAMPLED
+    assert not holds(sample, features(other), 0)
+    assert holds(sample, features(mine), 0)
+
+
+def test_a_sample_tells_neither_names_nor_usage() -> None:
+    first = windows(range(3), range(4))
+    told = "".join(sample_windows(features(first, tuned_until=20)))
+    assert set(told) <= set("0123456789abcdef")
+    assert len(told) == 12 * 32
+    assert not any(f"{end:x}" in told for end in first.end_us.tolist())
 
 
 def test_all_windows_of_a_period_are_looked_at_and_no_others() -> None:

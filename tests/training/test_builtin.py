@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from reclaim.data.errors import ModelError
+from reclaim.features.seen import SAMPLED, SEEN
 from reclaim.training.bundle import load_bundle, load_model
 from reclaim.training.models.estimator import UNKNOWN_LIMITS
 from reclaim.training.tracking.references import (
@@ -89,6 +90,7 @@ def test_its_card_names_every_source_and_its_terms() -> None:
     notice = (Path(__file__).parents[2] / "NOTICE").read_text()
     for source in bundle.trained["datasets"]:
         assert f"| `{source['name']}` |" in card
+        assert len(set(source[SEEN])) == SAMPLED  # by which a replay knows its windows in other datasets
     for line in ("CC-BY 4.0", "Bitbrains", "Azure", "Google"):
         assert line in card
         assert line in notice

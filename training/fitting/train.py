@@ -22,7 +22,7 @@ from reclaim.data.core.files import content_sha256, working_folder
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
-from reclaim.features.seen import sample_windows
+from reclaim.features.seen import SEEN, sample_windows
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
@@ -376,7 +376,7 @@ def _bundle(trained: Trained, report: TrainReport, sources: Sequence[Source], co
         trained={
             "settings": dict(config.settings()),
             "datasets": [
-                facts | {"windows": sample_windows(source.features)}
+                facts | {SEEN: sample_windows(source.features)}
                 for facts, source in zip(report.datasets, sources, strict=True)
             ],
             "violation": report.violation,

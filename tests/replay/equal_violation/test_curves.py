@@ -81,7 +81,11 @@ def test_points_that_say_nothing_new_are_left_out() -> None:
 
 
 def test_an_interval_leaves_out_resamples_in_which_nothing_is_known() -> None:
-    values = np.array([0.5, 0.1, np.nan, 0.9])
-    assert HOW.interval(values) == pytest.approx({"value": 0.5, "low": 0.14, "high": 0.86})
+    values = np.concatenate([[0.5], [0.1, np.nan, 0.9], np.full(18, 0.5)])
+    known = np.concatenate([[0.1, 0.9], np.full(18, 0.5)])
+    low, high = np.quantile(known, [(1 - HOW.confidence) / 2, (1 + HOW.confidence) / 2])
+    assert HOW.interval(values) == pytest.approx({"value": 0.5, "low": low, "high": high})
+    values[4:6] = np.nan  # three of 21 are more than a tenth
+    assert HOW.interval(values) == {"value": 0.5, "low": None, "high": None}
     assert HOW.interval(np.array([np.nan, np.nan])) == {"value": None, "low": None, "high": None}
     assert np.isnan(ratio(1.0, 0.0))

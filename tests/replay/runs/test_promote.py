@@ -12,7 +12,7 @@ import pytest
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.seen import sample_windows
+from reclaim.features.seen import SEEN, sample_windows
 from reclaim.replay.runs import promote as module
 from reclaim.replay.runs.promote import promote
 from reclaim.training.bundle import Bundle
@@ -152,7 +152,7 @@ def test_no_model_is_judged_on_rows_that_it_was_trained_on_in_another_dataset(
     monkeypatch.setattr(module, "windows_of", counted)
     valid = features.valid_rows()
     until_us = int(np.median(features.end_us[valid]))
-    facts = {"fingerprint": "another", "trained_until_us": until_us, "windows": sample_windows(features)}
+    facts = {"fingerprint": "another", "trained_until_us": until_us, SEEN: sample_windows(features)}
     registry.models["1"] = replace(registry.models["1"], trained={"datasets": [facts]})
     registry.champion = "1"
     assert promote([dataset], "reclaim/2").moved

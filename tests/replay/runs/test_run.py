@@ -21,7 +21,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.seen import sample_windows
+from reclaim.features.seen import SEEN, sample_windows
 from reclaim.features.splits import TEST, SplitConfig
 from reclaim.replay.experiments.margins.following import following_table
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
@@ -467,7 +467,7 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     features = FeatureSet.open(dataset)
     until_us = features.cuts_us[1]
     elsewhere = SimpleNamespace(n_buckets=features.n_buckets, cuts_us=(0, 2 * until_us), dataset=features.dataset)
-    facts = {"name": "longer", "fingerprint": "another", "windows": sample_windows(cast("FeatureSet", elsewhere))}
+    facts = {"name": "longer", "fingerprint": "another", SEEN: sample_windows(cast("FeatureSet", elsewhere))}
     bundle = replace(learned(), trained={"datasets": [facts]})
     with pytest.raises(ConfigError, match="trees was trained or tuned on windows that are to be tested here"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
@@ -475,7 +475,7 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     with pytest.raises(ConfigError, match=r"the prior of trees was trained or tuned on windows .* `--set prior=none`"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": by_prior}, tracking=False)
     assert not (tmp_path / "out").exists()
-    facts["windows"] = sample_windows(features)  # of the days before the test
+    facts[SEEN] = sample_windows(features)  # of the days before the test
     run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
 
 

@@ -236,32 +236,34 @@ def test_the_manifest_grants_nothing_that_is_not_needed() -> None:
     assert "secretName" in volumes["token"]["secret"]
 
 
-def test_the_feed_is_two_further_containers_that_are_confined_as_the_service_is(tmp_path: Path) -> None:
-    """As kubectl merges them: the service itself stays as it was."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not on this machine")
-    for path in (MANIFEST, FEED):
-        shutil.copy(path, tmp_path)
-    (tmp_path / "kustomization.yaml").write_text(f"resources: [{MANIFEST.name}]\npatches: [{{path: {FEED.name}}}]\n")
-    merged = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True).stdout
-    before = documents()["Deployment"]["spec"]["template"]["spec"]
-    pod = {d["kind"]: d for d in yaml.safe_load_all(merged)}["Deployment"]["spec"]["template"]["spec"]
-    (service,) = before["containers"]
-    containers = {container["name"]: container for container in pod["containers"]}
-    assert set(containers) == {"reclaim", "feed"}
-    assert containers["reclaim"] == service
-    (history,), feed = pod["initContainers"], containers["feed"]
-    environment = {variable["name"]: variable["value"] for variable in service["env"]}
+def test_the_feed_has_a_pod_and_a_claim_of_its_own_and_is_confined_as_the_service_is() -> None:
+    kinds = {document["kind"]: document for document in yaml.safe_load_all(FEED.read_text())}
+    assert set(kinds) == {"Deployment", "PersistentVolumeClaim"}
+    deployment, ours = kinds["Deployment"]["spec"], documents()
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})  # one writes the history
+    assert deployment["selector"]["matchLabels"] == deployment["template"]["metadata"]["labels"]
+    assert kinds["PersistentVolumeClaim"]["metadata"]["name"] != ours["PersistentVolumeClaim"]["metadata"]["name"]
+    pod, of_service = deployment["template"]["spec"], ours["Deployment"]["spec"]["template"]["spec"]
+    (service,), (history,), (feed,) = of_service["containers"], pod["initContainers"], pod["containers"]
+    for key in ("automountServiceAccountToken", "securityContext"):
+        assert pod[key] == of_service[key]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    claim = kinds["PersistentVolumeClaim"]["metadata"]["name"]
+    assert volumes["history"] == {"name": "history", "persistentVolumeClaim": {"claimName": claim}}
+    assert {mount["name"] for mount in feed["volumeMounts"]} == set(volumes)
+    assert volumes["token"] in of_service["volumes"]
     for container in (history, feed):
         assert container["image"] == service["image"]
         assert container["securityContext"] == service["securityContext"]
         assert set(container["resources"]) == {"requests", "limits"}
-        assert [mount for mount in container["volumeMounts"] if mount not in service["volumeMounts"]] == []
         program, name, *arguments = container["command"]
         assert program == "reclaim"
         with _command(name).make_context(name, arguments) as context:
             found = context.params
         assert str(found["out"] if name == "fetch" else found["history"]) == "/var/lib/reclaim/history"
         assert found["url"].startswith("http")
+    environment = {variable["name"]: variable["value"] for variable in service["env"]}
     assert str(found["service_token_file"]) == environment["RECLAIM_TOKEN_FILE"]
+    port = ours["Service"]["spec"]["ports"][0]["port"]
+    assert found["service"] == f"http://{ours['Service']['metadata']['name']}:{port}"
     assert found["listen"].endswith(f":{feed['ports'][0]['containerPort']}")

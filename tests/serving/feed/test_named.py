@@ -61,3 +61,7 @@ def test_a_limit_that_nothing_enforces_is_no_limit_of_the_table_nor_of_the_metri
     assert [line.split()[-1] for line in text if line.startswith("reclaim_container_memory_limit_bytes{")] == ["5e+08"]
     assert not [line for line in text if line.startswith("reclaim_container_cpu_limit_cores{")]
     assert len([line for line in text if line.startswith("reclaim_container_cpu_reservation_cores{")]) == 2
+    rules = [line for line in text if line.startswith("reclaim_container_memory_reservation_rule{")]
+    assert [line.rpartition("rule=")[2] for line in rules] == ['"model"} 1.0'] * 2
+    ends = [line for line in text if line.startswith("reclaim_container_window_end_timestamp_seconds{")]
+    assert [float(line.split()[-1]) for line in ends] == [0.0] * 2

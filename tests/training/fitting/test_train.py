@@ -22,7 +22,7 @@ from reclaim.data.schema import AFTER_TRACE_US, RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import TIER_LABELS
-from reclaim.features.seen import SAMPLED
+from reclaim.features.seen import SAMPLED, SEEN
 from reclaim.features.splits import SplitConfig
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
@@ -478,9 +478,9 @@ def test_several_datasets_are_trained_on_together_and_named_with_their_rows(
     assert report.datasets == expected
     assert report.rows.items() >= {k: sum(facts[k] for facts in expected) for k in ("train", "valid")}.items()
     bundle = load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
-    of_bundle = [{k: v for k, v in facts.items() if k != "windows"} for facts in bundle.trained["datasets"]]
+    of_bundle = [{k: v for k, v in facts.items() if k != SEEN} for facts in bundle.trained["datasets"]]
     assert of_bundle == expected
-    assert all(0 < len(facts["windows"]) <= SAMPLED for facts in bundle.trained["datasets"])
+    assert all(0 < len(facts[SEEN]) <= SAMPLED for facts in bundle.trained["datasets"])
     told = bundle.trained["violation_by_tier"]
     assert list(told) == list(report.violation)
     assert all(tiers and set(tiers) <= set(TIER_LABELS) for tiers in told.values())
