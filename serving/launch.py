@@ -18,8 +18,8 @@ from typing import Any, Final, NoReturn
 from reclaim.data.core.files import take_lock
 from reclaim.data.dataset import MANIFEST
 from reclaim.data.errors import ConfigError
-from reclaim.serving.http.guard import read_token
 from reclaim.serving.http.process import backlog_of, raise_open_files
+from reclaim.serving.http.tokens import check_files
 from reclaim.serving.models.cache import start_model
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings, cell_folder, read_settings
 
@@ -98,6 +98,7 @@ def serve(
             if settings.record is not None:
                 _check_record(settings.record)
             address = str(listening.getsockname()[0])
+            check_files(settings)
             _check_access(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
             start = start_model(settings)  # a problem is one line here, and would be a traceback later
         given |= {"model_version": start.location.version, "bundle": start.location.folder}
@@ -143,9 +144,7 @@ def _environment(given: dict[str, Any], settings: ServingSettings) -> dict[str, 
 
 
 def _check_access(address: str, token_file: Path | None, *, encrypted: bool, insecure: bool) -> None:
-    """Refuse an address that other machines reach without a token, unless ``insecure``; check the token file."""
-    if token_file is not None:
-        read_token(token_file)
+    """Refuse an address that other machines reach without a token, unless ``insecure``."""
     if ipaddress.ip_address(address).is_loopback:
         return
     if token_file is None and not insecure:

@@ -86,8 +86,13 @@ class ServingSettings(BaseSettings):
     https://tools.example."""
     token_file: Path | None = None
     """File with the bearer token that every request except probes must carry; None: no token is asked for."""
+    read_token_file: Path | None = None
+    """File with a second token, of requests that store nothing, as those of a Prometheus or a scheduler; None: none."""
     record: Path | None = None
     """Folder that every window is recorded in, a trace that ``--trace recorded`` reads; None: none is."""
+    record_days: float | None = Field(default=None, ge=1, le=LONGEST_S / 86_400)
+    """Days that recorded windows are kept for, by their own clock: older files are deleted when an hour is written.
+    None: all are kept, some 33 bytes a window."""
     state: Path | None = None
     """Folder for all that must outlive the process; None keeps it in memory alone, and answers say so."""
     repair: bool = False

@@ -8,7 +8,6 @@ neither bounds the time of a body or of an answer.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
 import logging
@@ -16,10 +15,9 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from pathlib import Path
 from typing import Any, Final, Protocol
 
-from reclaim.data.errors import ConfigError
+from reclaim.serving.http.tokens import Tokens
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.errors import (
     BAD_REQUEST,
@@ -73,10 +71,6 @@ _MALFORMED: Final = "malformed_http"
 _GONE: Final = 499
 """Status logged for a client that left before the answer, as in nginx."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,64}")
-_TOKEN: Final = re.compile(rb"[!-~]{16,1024}")
-"""A token: visible ASCII, of a length that cannot be guessed."""
-_LOOK_S: Final = 1.0
-"""Seconds between two looks at whether the token was replaced: a look takes a microsecond, and replacing it minutes."""
 _SHOWN_PATH: Final = 200
 """Longest path in the access log, in characters."""
 
@@ -96,26 +90,6 @@ class GuardedService(Protocol):
 
     def request_done(self, endpoint: str, method: str, status: int, seconds: float) -> None:
         """Count a request: the template of its route, its method, its HTTP status and its duration."""
-
-
-def read_token(path: Path) -> bytes:
-    """Return the bearer token in a file, without surrounding white space.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or holds no token.
-    """
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"the token file {path} cannot be read: {error.strerror}") from error
-    if not _TOKEN.fullmatch(token):
-        raise ConfigError(
-            f"the token file {path} must hold one token of 16 to 1024 visible ASCII characters; "
-            "`openssl rand -hex 32` makes one"
-        )
-    return token
 
 
 class Guard:
@@ -201,7 +175,7 @@ class Guard:
         counted, under_way = scope["path"] != METRICS, bounds.service.requests_under_way
         if counted:
             bounds.check_source(headers)
-        bounds.check_token(headers, begin)
+        bounds.tokens.check(headers, scope["method"], scope["path"], begin)
         if counted and under_way >= bounds.settings.max_requests:
             message = f"{under_way} requests are under way, the most that this service takes at once"
             raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
@@ -225,16 +199,13 @@ class Guard:
 
 
 class _Bounds:
-    """The bounds that the service's settings ask for, and its token, which may be replaced while it runs."""
+    """The bounds that the service's settings ask for, and its tokens."""
 
     def __init__(self, service: GuardedService) -> None:
         self.service = service
         self.settings = service.settings
         self.held_bytes = 0
-        self._file = self.settings.token_file
-        self._version = None if self._file is None else _version(self._file)
-        self._token = None if self._file is None else read_token(self._file)
-        self._looked_s = -_LOOK_S
+        self.tokens = Tokens(self.settings)
         self._hosts = {"localhost", *_listed(self.settings.allowed_hosts)}
         self._origins = _listed(self.settings.allowed_origins)
         self._good_hosts: set[bytes] = set()
@@ -248,7 +219,7 @@ class _Bounds:
 
     def check_source(self, headers: Mapping[bytes, bytes]) -> None:
         """Refuse a request of a web page, which lacks a token: of a foreign origin, or to a name of the page's own."""
-        if self._token is not None:
+        if self.tokens.asked:
             return
         host = headers.get(b"host", b"").lower()
         if host not in self._good_hosts:
@@ -269,37 +240,6 @@ class _Bounds:
                     f"web pages of {origin[:_SHOWN_PATH]!r} may not call this service: list the origin in "
                     "RECLAIM_ALLOWED_ORIGINS",
                 )  # fmt: skip
-
-    def check_token(self, headers: Mapping[bytes, bytes], now_s: float) -> None:
-        if self._file is None or self._token is None:
-            return
-        if now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
-            self._look_again(self._file)
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
-            raise RequestError(
-                UNAUTHORIZED, "unauthorized", "this service asks for `Authorization: Bearer` and its token"
-            )
-
-    def _look_again(self, file: Path) -> None:
-        """Take the token that replaced the one in use; where a file holds none, that one stays."""
-        if (version := _version(file)) != self._version:
-            self._version = version
-            try:
-                self._token = read_token(file)
-                log.info("the token was replaced: %s", file)
-            except ConfigError as error:
-                log.error("%s; the token of before stays", error)
-
-
-def _version(file: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file does; None where it is not there."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 class _RequestEnded(BaseException):

@@ -52,7 +52,8 @@ _OWN_ALONE: Final = (
 REFUSALS: Final = {
     BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
     UNAUTHORIZED: "The bearer token is missing or wrong.",
-    FORBIDDEN: "A web page of another origin, or a name that is not this service's, where no token is asked for.",
+    FORBIDDEN: "The token may only read; or, where none is asked for, a web page of another origin, or a name that is "
+    "not this service's.",
     NOT_FOUND: "There is no such task, or no such machine with tasks.",
     TIMEOUT: "The body did not arrive in time.",
     TOO_LARGE: "The body is too large, or holds too many rows.",

@@ -37,10 +37,14 @@ class Recorder:
         Made where it is missing.
     count : callable
         Called with ``written`` or ``dropped`` and a number of windows.
+    keep_days : float or None
+        Days before the last window of which files are kept; None: all.
     """
 
-    def __init__(self, folder: Path, count: Callable[[str, int], object] = lambda *_: None) -> None:
-        self._folder, self._count = folder, count
+    def __init__(
+        self, folder: Path, count: Callable[[str, int], object] = lambda *_: None, keep_days: float | None = None
+    ) -> None:
+        self._folder, self._count, self._keep_days = folder, count, keep_days
         self._kept: list[Windows] = []
         self._writes: list[Windows] = []  # the latest ones
         self._ends: list[pa.Table] = []
@@ -91,6 +95,7 @@ class Recorder:
                 self._write("collections", owners_table(joined))
                 self._write("usage", windows_table(joined))  # the last one: what counts is whether this is there
             sync_folder(self._folder)
+            self._shorten()
         except OSError as error:
             if not self._dropped:
                 log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
@@ -109,6 +114,16 @@ class Recorder:
     def forget(self) -> None:
         """Drop what is kept: it was written."""
         self._kept, self._writes, self._ends, self._rows = [], [], [], 0
+
+    def _shorten(self) -> None:
+        """Delete the files of hours that are no longer kept."""
+        if self._keep_days is None:
+            return
+        from_us = self._end_us - round(self._keep_days * s.DAY_US)
+        for table in RECORDED:
+            for path in self._folder.glob(f"{table}-*.parquet"):
+                if path.name < file_name(table, from_us):  # names are times
+                    path.unlink()
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if not len(rows):

@@ -388,7 +388,9 @@ class Writer:
     def _recover(self) -> None:
         assert self._scorer is not None
         tracker, settings = self._tracker, self._settings
-        recorder = None if settings.record is None else Recorder(settings.record, self._metrics.recorded)
+        recorder = (
+            None if settings.record is None else Recorder(settings.record, self._metrics.recorded, settings.record_days)
+        )
         if self._store is not None:
             self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS, recorder)
             log.info("%d tasks restored, %d windows read from the log", len(tracker), self.recovered_rows)

@@ -60,7 +60,7 @@ def feed(
     from reclaim.data.fetch.prometheus.client import Access
     from reclaim.serving.feed.job import FeedConfig
     from reclaim.serving.feed.job import feed as run
-    from reclaim.serving.http.guard import read_token
+    from reclaim.serving.http.tokens import read_token
 
     token = None if service_token_file is None else read_token(service_token_file).decode()
     config = FeedConfig(

@@ -26,7 +26,8 @@ from starlette.responses import StreamingResponse
 
 from reclaim.data.errors import ConfigError
 from reclaim.serving.http import guard as guarding
-from reclaim.serving.http.guard import ARROW, App, Guard, read_token
+from reclaim.serving.http.guard import ARROW, App, Guard
+from reclaim.serving.http.tokens import check_files, read_token
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import ErrorResponse
@@ -229,8 +230,8 @@ def test_the_token_opens_and_is_never_logged(token_file: Path, scheme: str, capl
 def test_a_token_that_is_replaced_opens_and_the_one_before_does_not(
     token_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("reclaim.serving.http.guard._LOOK_S", 0.0)
-    caplog.set_level(logging.INFO, "reclaim.serving.http.guard")
+    monkeypatch.setattr("reclaim.serving.http.tokens._LOOK_S", 0.0)
+    caplog.set_level(logging.INFO, "reclaim.serving.http.tokens")
     guard, _ = guarded(token_file=token_file)
     new = b"fedcba9876543210fedcba9876543210"
 
@@ -246,6 +247,34 @@ def test_a_token_that_is_replaced_opens_and_the_one_before_does_not(
     token_file.unlink()
     assert statuses() == [401, 200]
     assert [record.levelname for record in caplog.records if "token" in record.message] == ["ERROR", "INFO", "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/stream", 422), ("GET", "/metrics", 404), ("POST", "/v1/echo/x", 403), ("POST", "/v1/usage", 403),
+     ("POST", "/v1/tasks", 403), ("POST", "/v1/tasks/", 403), ("DELETE", "/v1/stream", 403),
+     ("POST", "/v1/cell/reservations", 404)],
+)  # fmt: skip
+def test_a_token_that_may_only_read_stores_nothing(
+    token_file: Path, tmp_path: Path, method: str, path: str, status: int
+) -> None:
+    reads = tmp_path / "reads"
+    reads.write_bytes(b"a-token-of-readers")
+    guard, _ = guarded(token_file=token_file, read_token_file=reads)
+    reply = answer(guard, method, path, headers={"authorization": "Bearer a-token-of-readers"})
+    assert reply.status == status
+    assert reply.status != 403 or reply.code == "read_only"
+    right = answer(guard, method, path, headers={"authorization": f"Bearer {TOKEN.decode()}"})
+    assert right.status not in (401, 403)
+    assert answer(guard, method, path, headers={"authorization": "Bearer a-token-of-readerz"}).status == 401
+
+
+def test_a_token_of_readers_without_one_of_writers_is_refused(tmp_path: Path) -> None:
+    reads = tmp_path / "reads"
+    reads.write_bytes(b"a-token-of-readers")
+    settings = FakeService(read_token_file=reads).settings
+    with pytest.raises(ConfigError, match=r"without --token-file anybody may write"):
+        check_files(settings)
 
 
 @pytest.mark.parametrize(
@@ -603,7 +632,7 @@ def test_the_guard_costs_next_to_nothing(token_file: Path, caplog: pytest.LogCap
     async def with_token(scope: Any, receive: Any, send: Any) -> None:
         await guard({**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + TOKEN)]}, receive, send)
 
-    assert calls_of(with_token) - calls_of(bare) < 80  # 79: some 15 µs
+    assert calls_of(with_token) - calls_of(bare) < 81  # 80: some 15 µs
 
 
 def test_bodies_under_way_share_one_bound_and_release_their_part() -> None:

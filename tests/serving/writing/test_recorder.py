@@ -155,3 +155,20 @@ def test_windows_that_cannot_be_written_are_dropped_counted_and_reported_once_un
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "2 windows are not recorded", "windows are recorded again; 6 were not",
     ]  # fmt: skip
+
+
+def test_only_files_of_the_last_days_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    other = tmp_path / "usage-notes.txt"
+    other.touch()
+    for days, kept in ((None, 6), (1.0, 3)):
+        folder = tmp_path / str(days)
+        recorder = Recorder(folder, keep_days=days)
+        for at in range(0, 3 * 288, 144):  # a window each twelve hours
+            recorder.take(windows_of({"at": at}))
+            recorder.take_facts(fact_rows({"task": 1, "failed_us": at * W + 5}))
+        recorder.close()
+        ends_us = [int(path.stem.rpartition("-")[2]) for path in sorted(folder.glob("usage-*"))]
+        assert len(ends_us) == len(list(folder.glob("events-*"))) == kept
+        assert max(ends_us) == (5 * 144 + 1) * W
+        assert min(ends_us) == max(ends_us) - (kept - 1) * s.DAY_US // 2
+    assert other.exists()
