@@ -33,7 +33,7 @@ from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.sample import ROWS, SAMPLING, RowCounts, SampleConfig, Shares
 from reclaim.features.splits import VALID, SplitConfig, SplitCounts, cuts_us, in_period
-from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.features.targets import AN_HOUR, HORIZONS_S, TARGETS
 
 _SPARE: Final = 8
 """An array is made larger by an eighth, so that the next bucket, of about as many rows, finds room in it."""
@@ -394,10 +394,10 @@ def _span_us(dataset: Dataset) -> tuple[int, int]:
         )
     seen = dataset.table("tasks", [s.FIRST_SEEN_US, s.LAST_SEEN_US])
     first_us, last_us = pc.min(seen[s.FIRST_SEEN_US]).as_py(), pc.max(seen[s.LAST_SEEN_US]).as_py()
-    needed_s, span_s = 4 * HORIZONS_S[1], (last_us - first_us) // 1_000_000
+    needed_s, span_s = 4 * HORIZONS_S[AN_HOUR], (last_us - first_us) // 1_000_000
     if span_s < needed_s:
         raise HistoryTooShortError(
             f"{dataset.path}: the trace spans {span_s} s; training, validation and test with a horizon of "
-            f"{HORIZONS_S[1]} s need at least {needed_s} s"
+            f"{HORIZONS_S[AN_HOUR]} s need at least {needed_s} s"
         )
     return first_us, last_us

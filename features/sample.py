@@ -13,7 +13,7 @@ from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
 from reclaim.features.groups import AGES, TIER_LABELS, age_key, known_seconds, tier_key
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, permitted
-from reclaim.features.targets import HORIZONS_S
+from reclaim.features.targets import AN_HOUR
 
 ROWS: Final = ("sample", "all")
 """Rows whose features are kept. ``sample``: at most about as many as ``SampleConfig`` says; whatever else is asked for
@@ -24,8 +24,6 @@ SAMPLING: Final = 1
 _SHARED: Final = 0.5
 """Share of the training rows that is spread over tiers and ages alike, as far as each has rows; the rest goes by how
 many more each has."""
-_SOON: Final = HORIZONS_S.index(3_600)
-"""Every training row that meets an end out of memory within this horizon is kept: they are few."""
 _OF_TRAIN, _OF_VALID, _OF_TEST, OF_REPLAY = range(4)
 """Purposes that numbers are drawn for: what is kept for one use is no likelier to be kept for another."""
 
@@ -119,7 +117,7 @@ class Shares:
         train, valid, test = (np.flatnonzero(used & (period == one)) for one in (TRAIN, VALID, TEST))
         key = (windows.collection_id, windows.instance_index)
         share = self.train.reshape(-1)[_strata(windows)[train]]
-        for horizon in range(_SOON + 1):
+        for horizon in range(AN_HOUR + 1):  # rows that meet an end out of memory are few, and kept
             share[oom[train, horizon] == 1] = 1.0
         kept = np.zeros(len(windows), np.bool_)
         kept[train] = _drawn(_OF_TRAIN, train, *key, windows.start_us) < share

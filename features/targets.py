@@ -21,6 +21,8 @@ TARGETS: Final = SIGNALS
 
 HORIZONS_S: Final = (300, 3_600, 86_400)
 """5 minutes, 1 hour, 24 hours."""
+AN_HOUR: Final = HORIZONS_S.index(3_600)
+"""Position of the horizon of an hour, by which splits are kept apart and ends out of memory are near."""
 
 _ALIVE_US: Final = 600_000_000
 """A task last seen this close to the end of the trace is taken to run on."""

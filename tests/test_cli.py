@@ -239,6 +239,7 @@ def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one
 ) -> None:
     for words, message in (
         (("promote", "dataset"), "no model reclaim@candidate in sqlite"),
+        (("promote", "reclaim/7"), "reclaim/7: no such dataset; where it is a model, `reclaim promote DATASET --model"),
         (("mlflow",), "no record in sqlite"),
         (("bundle", "reclaim@champion", "out"), "no model reclaim@champion in sqlite"),
         (("replay", "margins", "dataset", "--out", "out", "--model", "./nowhere"), "no model './nowhere'"),

@@ -25,6 +25,7 @@ from reclaim.cli import app as cli
 from reclaim.config import load_config
 from reclaim.data.errors import ConfigError
 from reclaim.data.traces.series_mapping import load_mapping
+from reclaim.training.estimators.registry import ESTIMATORS
 from reclaim.training.settings import TrainConfig, shipped_configs
 
 Printed = Callable[[str], None]
@@ -112,6 +113,15 @@ def _parse(arguments: list[str]) -> None:
         return
     with command.make_context(command.name, list(arguments)):
         pass
+
+
+def test_the_pages_say_how_many_statistical_estimators_there_are() -> None:
+    said = {15: "fifteen", 16: "sixteen", 17: "seventeen", 18: "eighteen"}[len(ESTIMATORS)]
+    for page, words in (
+        ("README.md", f"({said} to choose from)"), ("docs/index.md", f"({said} to choose from)"),
+        ("docs/how-it-works.md", f"There are {said}:"),
+    ):  # fmt: skip
+        assert words in " ".join((ROOT / page).read_text().split()), page
 
 
 def test_links_of_every_document_have_targets_and_anchors() -> None:

@@ -87,7 +87,9 @@ class UsageRequest(Wire):
 class TaskFacts(_Facts):
     """Facts about a task: its limit, its machine, its end."""
 
-    limit: ResourceLimit | None = Field(default=None, description="Its limit now; absent or null leaves the one that is known.")
+    limit: ResourceLimit | None = Field(
+        default=None, description="Its limit now; absent or null leaves the one that is known."
+    )
     since_us: TimeUs | None = Field(
         default=None,
         description="When that limit began, µs; absent: now. Windows from before do not change it.",

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from reclaim.data.errors import ConfigError
-from reclaim.training.estimators.autopilot import AutopilotMeanEstimator, AutopilotPercentileEstimator
-from reclaim.training.estimators.autopilot_ml import AutopilotMlEstimator
+from reclaim.training.estimators.autopilot.argmin import AutopilotMlEstimator
+from reclaim.training.estimators.autopilot.moving_window import AutopilotMeanEstimator, AutopilotPercentileEstimator
 from reclaim.training.estimators.base import Estimator, Settings
 from reclaim.training.estimators.borg import BorgEstimator
 from reclaim.training.estimators.fixed import FixedShareEstimator, LimitEstimator

@@ -15,7 +15,7 @@ from reclaim.data.core.parallel import THREADS
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import AT
 from reclaim.features.splits import IN_ALLOC, TRAIN, VALID, permitted
-from reclaim.features.targets import HORIZONS_S
+from reclaim.features.targets import AN_HOUR, HORIZONS_S
 from reclaim.training.fitting.sources import RowIndex, Source
 from reclaim.training.fitting.trees import binnable
 from reclaim.training.models.oom_model import FEW_ENDS_INPUTS, INPUTS, LEAVES, OomModel, Trees
@@ -23,8 +23,6 @@ from reclaim.training.models.trees import thread_limit
 
 log = logging.getLogger(__name__)
 
-_SOON: Final = HORIZONS_S.index(3_600)
-"""The longest horizon of which every positive row is kept; within a day there are hundreds of each end."""
 _KEEP_LATER: Final = 0.25
 _KEEP_NEAR: Final = 0.1
 _KEEP_REST: Final = 0.02
@@ -128,7 +126,8 @@ def choose(source: Source, candidates: RowIndex, seeds: Sequence[int]) -> list[O
         rows = candidates[start : start + _BLOCK]
         x, (_, oom) = source.features.x[rows], source.features.targets(rows)
         near = (x[:, AT.memory_last] > _NEAR) | (x[:, AT.ooms] > 0) | (x[:, AT.collection_ooms] > 0)
-        soon, later = (oom[:, : _SOON + 1] == 1).any(axis=1), (oom == 1).any(axis=1)
+        # within a day there are hundreds of rows of each end
+        soon, later = (oom[:, : AN_HOUR + 1] == 1).any(axis=1), (oom == 1).any(axis=1)
         share = np.where(soon, 1.0, np.where(later, _KEEP_LATER, np.where(near, _KEEP_NEAR, _KEEP_REST)))
         known = np.isfinite(oom).any(axis=1)
         for rng, chosen in draws:

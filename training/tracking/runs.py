@@ -419,7 +419,9 @@ def find_run(run_id: str) -> RunRecord:
         run = client.get_run(run_id)
         experiment = client.get_experiment(run.info.experiment_id).name
     except MlflowException as error:
-        raise ModelError(f"no run {run_id} in {default_tracking_uri()}") from error
+        raise ModelError(
+            f"no run {run_id} in {default_tracking_uri()}; `reclaim mlflow` shows those there are, with their ids"
+        ) from error
     return _record(run, experiment)
 
 

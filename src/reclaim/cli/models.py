@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +32,12 @@ def promote(
 
 def promoted(datasets: list[Path], model: str, *, force: bool = False, as_json: bool = False) -> Promotion:
     """Promote a model and print the comparison."""
+    from reclaim.data.errors import ConfigError
     from reclaim.replay.runs.promote import promote as run
 
+    for path in datasets:
+        if not path.exists() and re.fullmatch(r".+(@[^/]+|/\d+)", str(path)):
+            raise ConfigError(f"{path}: no such dataset; where it is a model, `reclaim promote DATASET --model {path}`")
     promotion = run(datasets, model, force=force)
     if promotion.comparison and not as_json:
         print_table(promotion.table)

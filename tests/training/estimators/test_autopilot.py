@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import LEVELS, Windows
-from reclaim.training.estimators.autopilot import AutopilotMeanEstimator, AutopilotPercentileEstimator
-from reclaim.training.estimators.autopilot_ml import AutopilotMlEstimator
+from reclaim.training.estimators.autopilot.argmin import AutopilotMlEstimator
+from reclaim.training.estimators.autopilot.moving_window import AutopilotMeanEstimator, AutopilotPercentileEstimator
 from reclaim.training.estimators.histogram import Grid
 
 MakeWindows = Callable[..., Windows]

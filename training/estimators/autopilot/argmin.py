@@ -13,7 +13,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import LEVELS
-from reclaim.training.estimators.autopilot import AutopilotEstimator
+from reclaim.training.estimators.autopilot.moving_window import AutopilotEstimator
 from reclaim.training.estimators.base import grid
 from reclaim.training.estimators.histogram import Grid
 

@@ -1,0 +1,1 @@
+"""Estimators of Autopilot (Rzadca et al., EuroSys'20)."""
