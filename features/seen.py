@@ -52,36 +52,53 @@ def sample_windows(features: FeatureSet) -> list[str]:
     return sample
 
 
-def holds(sample: Sample, features: FeatureSet, begin_us: int, end_us: int | None = None) -> bool:
-    """Return whether windows of a dataset that end in a period are those of a sample, whether features are kept or not.
+def holds(
+    samples: Sequence[Sample], features: FeatureSet, begin_us: int, end_us: int | None = None
+) -> list[bool]:  # fmt: skip
+    """Return of each sample whether windows of a dataset that end in a period are among it, in one pass over these.
 
-    Measurements are read of buckets alone that have a window of the name of one of the sample.
+    Measurements are read of buckets alone that have a window of the name of one of a sample; features need not be kept.
 
     Parameters
     ----------
-    sample : sequence of str
-        As ``sample_windows`` gave it of another dataset; of none the answer is no.
+    samples : sequence of sequence of str
+        As ``sample_windows`` gave each of another dataset; of an empty one the answer is no.
     features : FeatureSet
         Of the dataset in question.
     begin_us, end_us : int
         The period, µs on the trace's clock; windows that end at ``end_us`` lie behind it, None: to the end.
     """
+    parsed = [_parsed(sample) for sample in samples]
+    every = np.unique(np.concatenate([np.zeros(0, np.uint64), *(names for names, _ in parsed)]))
+    counts = np.zeros((len(samples), 2), np.int64)  # windows of the same usage, and of another one
+    for bucket in range(features.n_buckets if len(every) else 0):
+        times = features.dataset.windows(bucket, measured=False)
+        rows = np.flatnonzero((times.end_us >= begin_us) & (end_us is None or times.end_us < end_us))
+        rows = rows[_found(_names(times, rows), every)[0]]
+        if len(rows):
+            here, used = _names(times, rows), _usage(features.dataset.windows(bucket, owned=False), rows)
+            for k, (names, usage) in enumerate(parsed):
+                found, at = _found(here, names)
+                alike = int(np.count_nonzero(used[found] == usage[at[found]]))
+                counts[k] += alike, int(np.count_nonzero(found)) - alike
+    return [bool(same >= FEWEST and same > other) for same, other in counts.tolist()]
+
+
+def _parsed(sample: Sample) -> tuple[Digests, Digests]:
+    """Return the digests of names and usage of a sample, the first ones rising."""
     by_name = sorted(sample)
     names, usage = (
         np.array([int(one[part], 16) for one in by_name], np.uint64) for part in (slice(_DIGITS), slice(_DIGITS, None))
     )
-    same = other = 0
-    for bucket in range(features.n_buckets if len(names) else 0):
-        times = features.dataset.windows(bucket, measured=False)
-        within = (times.end_us >= begin_us) & (end_us is None or times.end_us < end_us)
-        rows = np.flatnonzero(within)
-        digests = _names(times, rows)
-        at = np.minimum(np.searchsorted(names, digests), len(names) - 1)
-        found = names[at] == digests
-        if found.any():
-            alike = _usage(features.dataset.windows(bucket, owned=False), rows[found]) == usage[at[found]]
-            same, other = same + int(alike.sum()), other + int((~alike).sum())
-    return same >= FEWEST and same > other
+    return names, usage
+
+
+def _found(digests: Digests, few: Digests) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which digests are among a few that rise, and where: without the sort of all that ``numpy.isin`` makes."""
+    if not len(few):
+        return np.zeros(len(digests), np.bool_), np.zeros(len(digests), np.int64)
+    at = np.minimum(np.searchsorted(few, digests), len(few) - 1)
+    return few[at] == digests, at
 
 
 def _names(windows: Windows, rows: NDArray[np.int64]) -> Digests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -187,10 +188,10 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
 def _unseen_rows(source: Source, models: Mapping[str, Bundle]) -> NDArray[np.int64]:
     """Return the validation rows of a source that no model was fitted on as part of another dataset."""
     rows = source.features.valid_rows()
-    for bundle in models.values():
-        for facts in bundle.all_trained_on:
-            if holds(facts.get(SEEN, ()), source.features, *source.features.cuts_us):
-                rows = rows[source.features.end_us[rows] > facts["trained_until_us"]]
+    trained_on = [facts for bundle in models.values() for facts in bundle.all_trained_on]
+    held = holds([facts.get(SEEN, ()) for facts in trained_on], source.features, *source.features.cuts_us)
+    for facts in itertools.compress(trained_on, held):
+        rows = rows[source.features.end_us[rows] > facts["trained_until_us"]]
     return rows
 
 

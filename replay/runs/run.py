@@ -247,8 +247,9 @@ def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: Fe
     seen = [(name, facts, remedy) for facts in bundle.trained.get("datasets", ())]
     for facts in bundle.trained.get("prior", {}).get("datasets", ()):
         seen.append((f"the prior of {name}", facts, f"train it with another one, or with `--set prior={NO_PRIOR}`"))
-    for whose, facts, then in seen:
-        if facts["fingerprint"] != dataset.fingerprint and holds(facts.get(SEEN, ()), features, begins_us):
+    others = [() if facts["fingerprint"] == dataset.fingerprint else facts.get(SEEN, ()) for _, facts, _ in seen]
+    for (whose, facts, then), held in zip(seen, holds(others, features, begins_us), strict=True):
+        if held:
             raise ConfigError(
                 f"{dataset.path}: {whose} was trained or tuned on windows that are to be tested here, too, as part of "
                 f"the dataset {facts['name']}; {then}"

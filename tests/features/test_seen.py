@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from reclaim.data.windows import CPU_MEAN, Windows, concatenate, empty_windows
-from reclaim.features.seen import SAMPLED, holds, sample_windows
+from reclaim.features.seen import SAMPLED, sample_windows
+from reclaim.features.seen import holds as hold
 
 W = 300_000_000
 
@@ -31,6 +32,11 @@ def features(*buckets: Windows, tuned_until: int = 0) -> Any:
 
     cuts_us = (0, tuned_until * W)
     return SimpleNamespace(n_buckets=len(buckets), cuts_us=cuts_us, dataset=SimpleNamespace(windows=read))
+
+
+def holds(sample: list[str], of: Any, begin_us: int, end_us: int | None = None) -> bool:
+    (held,) = hold([sample], of, begin_us, end_us)
+    return held
 
 
 def test_a_sample_is_of_what_a_model_learned_from_alone_and_bounded() -> None:
@@ -105,3 +111,11 @@ def test_all_windows_of_a_period_are_looked_at_and_no_others() -> None:
     assert not holds(sample, features(more, first), 61 * W, 80 * W)
     assert not holds(sample, features(more, more), 50 * W, 80 * W)
     assert not holds([], features(more, first), 50 * W, 80 * W)
+
+
+def test_each_of_several_samples_has_its_own_answer_in_one_pass() -> None:
+    first, second, third = (windows(range(10 * k, 10 * k + 5), range(100), seed=k) for k in (1, 2, 3))
+    samples = [sample_windows(features(of, tuned_until=80)) for of in (first, second, third)]
+    both = features(concatenate([first, third]), windows(range(1), range(3)))
+    assert hold([*samples, [], samples[0]], both, 0) == [True, False, True, False, True]
+    assert hold([], both, 0) == []
