@@ -95,7 +95,7 @@ def oom_events(
     memory = windows.usage[row, MEMORY_MAX]
     memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
     full = is_last(windows.start_us[row], windows.end_us[row], time_us) & near_limit(
-        memory, windows.limit[row, s.RESOURCES.index("memory")], share
+        memory, windows.limit[row, s.MEMORY_AT], share
     )
     oom = seen & np.where(said < 0, full, said > 0)
     number, time_us = number[oom], time_us[oom]

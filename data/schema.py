@@ -27,6 +27,8 @@ import pyarrow as pa
 
 RESOURCES: Final = ("cpu", "memory")
 """The resource axis, always the last one, in this order."""
+MEMORY_AT: Final = RESOURCES.index("memory")
+"""Position of memory among ``RESOURCES``."""
 
 TIERS: Final = ("free", "beb", "mid", "prod", "mon")
 """Priority tiers, lowest first; a tier is stored as its position here. ``beb`` is best-effort batch."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from reclaim.data.schema import TIERS, EventType, MachineEventType
+from reclaim.data.schema import RESOURCES, TIERS, EventType, MachineEventType
 from reclaim.data.synthetic.journal import Journal
 from reclaim.data.synthetic.machines import Machines, absences, machine_capacities
 from reclaim.data.synthetic.movement import SharedMovement
@@ -143,7 +143,7 @@ class Cell:
             self._tasks["parent"][slots] = instances
             inside.append(slots)
         t = self._tasks
-        for r, name in enumerate(("cpu", "memory")):
+        for r, name in enumerate(RESOURCES):
             limit, base = f"{name}_limit", f"{name}_base"
             held = ALLOC_MARGIN * sum(t[limit][slots] for slots in inside)
             # Tasks that together exceed the smallest machine are scaled down to it.
@@ -269,7 +269,7 @@ class Cell:
         for slot in run[t["end_s"][run] <= end].tolist():
             self._terminate(slot)
         top = (t["state"] == RUNNING) & (t["parent"] < 0)
-        used = [np.bincount(t["machine"][top], t[name][top], len(self._machine_ids)) for name in ("cpu", "memory")]
+        used = [np.bincount(t["machine"][top], t[name][top], len(self._machine_ids)) for name in RESOURCES]
         self._machines.used = np.column_stack(used)
 
     def _move_machines(self, now: int) -> None:

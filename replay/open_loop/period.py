@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.errors import HistoryTooShortError
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import MEMORY_AT
 from reclaim.data.windows import demand
 from reclaim.features.groups import AGES, TIER_LABELS, age_key, tier_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN
@@ -95,7 +95,7 @@ class Period:
     @cached_property
     def memory_used(self) -> NDArray[np.float64]:
         """Memory demand of each test row's own window; shape (n_test,), NaN unknown."""
-        used: NDArray[np.float64] = demand(self.history.windows)[self.rows, RESOURCES.index("memory")]
+        used: NDArray[np.float64] = demand(self.history.windows)[self.rows, MEMORY_AT]
         return used
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import MEMORY_AT, RESOURCES
 from reclaim.features.groups import AGES, TIER_LABELS
 from reclaim.replay.open_loop import metrics, timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number, reported
 from reclaim.replay.open_loop.history import current_reservations, window_seconds
 from reclaim.replay.open_loop.period import Period
-
-_MEMORY: Final = RESOURCES.index("memory")
 
 
 def score(reservation: NDArray[np.float64], period: Period, bootstrap: Bootstrap) -> dict[str, Any]:
@@ -29,7 +27,7 @@ def score(reservation: NDArray[np.float64], period: Period, bootstrap: Bootstrap
     units = _joined(sums, groups.unit, len(period.unseen_units))
     tiers = _joined(sums, groups.tier, len(TIER_LABELS))
     ages = _joined(sums, groups.age, len(AGES))
-    reserved = current_reservations(reservation, history)[period.rows, _MEMORY]
+    reserved = current_reservations(reservation, history)[period.rows, MEMORY_AT]
     return {
         "units": units,
         "all": with_intervals(units, bootstrap),

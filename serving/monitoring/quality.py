@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import room_for
 from reclaim.data.core.jit import LENT
 from reclaim.data.oom import is_last, near_limit
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import MEMORY_AT, RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.features.registry import SLOT_S
@@ -28,7 +28,6 @@ _SETTLE_US: Final = 30_000_000
 """Interval of ``settle``, µs of the clock: it reads every task, 4 ms for 250,000, too long for each small write."""
 _SPREAD: Final = 40_503
 """Odd, and 2^16 over the golden ratio: its multiples spread evenly from 0 to 2^16 (Knuth, volume 3, 6.4)."""
-_MEMORY: Final = RESOURCES.index("memory")
 _TASK: Final = np.dtype(
     [
         ("answer_us", "i8"),  # end of the window whose answer is pending; 0: none
@@ -184,7 +183,7 @@ class LiveQuality:
         """
         self._make_room(slot)
         now = demand(windows)
-        near = near_limit(now[:, _MEMORY], windows.limit[:, _MEMORY])
+        near = near_limit(now[:, MEMORY_AT], windows.limit[:, MEMORY_AT])
         start_us, end_us = np.ascontiguousarray(windows.start_us), np.ascontiguousarray(windows.end_us)
         _observe(self._tasks, np.ascontiguousarray(slot), start_us, end_us, now, near, self.horizon_us)
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import (
     CPU_MAX,
     CPU_MEAN,
@@ -183,7 +182,7 @@ def _in_mean_limits(windows: Windows) -> Windows:
     granted = windows.limit > 0
     total, n = np.where(granted, windows.limit, 0.0).sum(axis=0), granted.sum(axis=0)
     unit = np.where(n > 0, total / np.maximum(n, 1), 1.0)
-    cpu, memory = (unit[RESOURCES.index(resource)] for resource in ("cpu", "memory"))
+    cpu, memory = unit
     usage = windows.usage.copy()
     usage[:, [CPU_MEAN, CPU_MAX]] /= cpu
     usage[:, [MEMORY_MEAN, MEMORY_MAX, PAGE_CACHE]] /= memory

@@ -200,7 +200,7 @@ class Fold:
         scheduled, machine = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         for k, (key, task) in enumerate(zip(keys, tasks, strict=True)):
             rows = slice(int(edges[k]), int(edges[k + 1]))
-            usage = [grouped[role].get(key, []) for role in ("cpu", "memory")]
+            usage = [grouped[role].get(key, []) for role in s.RESOURCES]
             self._place(task, usage[0] or usage[1])
             of = {role: facts[role].get(key, []) for role in facts}
             events += self._starts(task, of, usage[0] or usage[1])

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import MEMORY_AT, RESOURCES
 from reclaim.replay.open_loop import timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.history import current_reservations, mean_usage
@@ -20,8 +20,6 @@ from reclaim.training.margins.price import Price
 
 MARGIN_BINS: Final = 200
 """Most points of a line in the figure over time."""
-
-_MEMORY: Final = RESOURCES.index("memory")
 
 
 def judge(
@@ -94,8 +92,8 @@ def over_time(reservation: NDArray[np.float64], period: Period) -> dict[str, Any
     history, slots = period.history, period.slots
     reserved = current_reservations(reservation, history)[period.rows]
     used, limit = period.memory_used, history.windows.limit[period.rows]
-    events = timeline.oom_events(used, reserved[:, _MEMORY], slots)
-    over = timeline.tasks_over(used, reserved[:, _MEMORY], slots)
+    events = timeline.oom_events(used, reserved[:, MEMORY_AT], slots)
+    over = timeline.tasks_over(used, reserved[:, MEMORY_AT], slots)
     summed, granted = timeline.cell_sums(reserved, slots), timeline.cell_sums(limit, slots)
     bounds = segment_slots(slots)
     per_bin = _slots_per_bin(slots)

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
-from reclaim.data.schema import DAY_US, HOUR_US, RESOURCES
+from reclaim.data.schema import DAY_US, HOUR_US
 from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
 NOW: Final = -1
 """In place of a period: the end of the history, for which the recommendation is made."""
-_MEMORY: Final = RESOURCES.index("memory")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from reclaim.data.core.prose import duration, interval, number, percent
 from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
+from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import Column, Results, Run, judged
 from reclaim.replay.experiments.recommend.picture import svg_of
 from reclaim.replay.experiments.recommend.policy import OVER, RULES
@@ -24,7 +25,7 @@ _CONSOLE_ROWS: Final = 12
 
 COLUMNS: Final = tuple(
     Column(f"{RESOURCE_WORDS[r]} {heading}", f"{r}.{key}", percent=True)
-    for r in ("cpu", "memory")
+    for r in RESOURCES
     for heading, key in (("reclaimed", "reclaimed_share"), ("violation", "violation_rate"))
 )
 
@@ -261,7 +262,7 @@ def runs(results: Results) -> Sequence[Run]:
     return [
         Run(
             {"estimator": e["name"]},
-            {f"{r}.{metric}": e["test"][metric][r]["value"] for r in ("cpu", "memory") for metric in e["test"]},
+            {f"{r}.{metric}": e["test"][metric][r]["value"] for r in RESOURCES for metric in e["test"]},
             tags={"kind": e["kind"]},
         )
         for e in results["estimators"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
-from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.data.schema import DAY_US, MEMORY_AT, RESOURCES
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.decisions import NOW, Decisions
 from reclaim.replay.experiments.recommend.series import Floats, Series, TaskRows
@@ -21,7 +21,6 @@ BINS: Final = 6 * DAYS
 FULL: Final = 1_000
 """Height of the highest thing drawn, in the whole numbers of a picture."""
 _WIDTH, _HEIGHT = 2 * BINS, 30
-_MEMORY: Final = RESOURCES.index("memory")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Pictures:
             "request": whole(request),
             "held": [[round(at, 2), whole(value)] for at, value in held],
             "next": whole(wanted),
-            "killed": [round(at, 2) for at in self.kills.get(workload, [])] if resource == _MEMORY else [],
+            "killed": [round(at, 2) for at in self.kills.get(workload, [])] if resource == MEMORY_AT else [],
         }
 
 

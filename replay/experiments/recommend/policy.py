@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import is_first
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import MEMORY_AT, RESOURCES
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats
 from reclaim.replay.settings import ComparisonConfig
@@ -37,7 +37,6 @@ _LEAST: Final = (0.01, 100e6)
 (megabytes). VPA's, 25 millicores and 250 MiB, are of a whole pod."""
 _OOM_BUMP_BYTES: Final = 100 * 2.0**20
 """Least raise after an end out of memory of VPA's recommender, its ``--oom-min-bump-up-bytes``."""
-_MEMORY: Final = RESOURCES.index("memory")
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class Policy:
 
         A request above the largest machine would never be placed.
         """
-        wanted = self._whole(np.maximum(limit * self.oom_bump, limit + self.oom_bump_by), _MEMORY, _OF_A_LIMIT)
-        step = self.step[_MEMORY]
+        wanted = self._whole(np.maximum(limit * self.oom_bump, limit + self.oom_bump_by), MEMORY_AT, _OF_A_LIMIT)
+        step = self.step[MEMORY_AT]
         most = np.floor(self.largest_memory / step) * step if step else self.largest_memory
         return np.where(wanted > most, most, wanted)
 
@@ -99,7 +98,7 @@ class Policy:
         edges = np.flatnonzero(is_first(decisions.time_us, decisions.period))[1:]
         for r in range(len(RESOURCES)):
             none = np.full(len(decisions), np.nan)
-            killed = self.after_kill(decisions.killed_at) if r == _MEMORY else none
+            killed = self.after_kill(decisions.killed_at) if r == MEMORY_AT else none
             wanted, why = self._wanted(answer[:, r], self._most(decisions, r), killed, r)
             young = (decisions.age_days < self.history_days) | (decisions.ran_hours < self.ran_hours)
             for at in np.split(np.arange(len(decisions)), edges):

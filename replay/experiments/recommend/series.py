@@ -18,7 +18,7 @@ from reclaim.data.core.arrays import is_first
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.oom import oom_columns, oom_events
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import MEMORY_AT, RESOURCES
 from reclaim.data.windows import Windows, demand, empty_windows
 from reclaim.features.feature_set import FeatureSet
 
@@ -31,7 +31,6 @@ _AT_ONCE: Final = 500_000
 """Windows of the series that are laid out at once, about: 120 MB."""
 _MOST_DOUBLED: Final = 1 << 16
 """Doublings from the smallest to the largest number that there is are fewer."""
-_MEMORY: Final = RESOURCES.index("memory")
 _NONE: Final = np.zeros(0, np.int64)
 
 
@@ -133,7 +132,7 @@ def _rows_of(
     period, group = features.folding.period_and_group(windows)
     task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
     enforced, request = _enforced_and_requested(dataset, bucket, windows)
-    kills = _kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY])
+    kills = _kills(windows, task, when, enforced[:, MEMORY_AT], request[:, MEMORY_AT])
     kept = ~np.isin(kills[0], without)
     kills = kills[0][kept], kills[1][kept], kills[2][kept]
     keep = np.flatnonzero(~windows.in_alloc & ~np.isin(windows.collection_id, without))
@@ -177,7 +176,7 @@ def _kills(
     )
     top = ~windows.in_alloc[row]
     row = row[top]
-    reached = np.fmax(request[row], demand(windows)[row, _MEMORY])
+    reached = np.fmax(request[row], demand(windows)[row, MEMORY_AT])
     return windows.collection_id[row], when_us[top], np.where(np.isnan(enforced[row]), reached, enforced[row])
 
 
@@ -256,7 +255,7 @@ class Series:
         made.start_us[:], made.end_us[:] = self.start_us[rows][source], self.end_us[rows][source]
         used = self.demand[rows][source]
         made.usage[:, w.CPU_MEAN] = used[:, 0]
-        made.usage[:, w.MEMORY_MEAN] = made.usage[:, w.MEMORY_MAX] = used[:, _MEMORY]
+        made.usage[:, w.MEMORY_MEAN] = made.usage[:, w.MEMORY_MAX] = used[:, MEMORY_AT]
         made.limit[:] = np.where(np.isnan(limit[source]), np.nan, held[starts][task])
         made.tier[:] = self.tier[rows][source]
         return made, offset[number] + np.arange(len(workload)) - begins
