@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zipfile import BadZipFile
@@ -220,7 +221,10 @@ def load_bundle(folder: Path) -> Bundle:
     """
     from safetensors import SafetensorError
 
-    damages = (OSError, LookupError, TypeError, AttributeError, ValueError, RuntimeError, BadZipFile, SafetensorError)
+    damages = (
+        OSError, LookupError, TypeError, AttributeError, ValueError, RuntimeError, BadZipFile, SafetensorError,
+        ConfigError,
+    )  # fmt: skip
     folder = Path(folder)
     if not (folder / BUNDLE_FILE).is_file():
         raise ModelError(f"{folder} holds no {BUNDLE_FILE}: it is no model of reclaim; train one with `reclaim train`")
@@ -250,6 +254,7 @@ def _load(folder: Path) -> Bundle:
             f"{folder}: the model reads {len(facts['features'])} features that are not the {N_FEATURES} of this "
             "release; run `reclaim features` and `reclaim train` again, or install the release it came from"
         )
+    _check(facts)
     kind, held_out = imported(LEARNED[facts["kind"]].forecaster), folder / _HELD_OUT
     return Bundle(
         kind=facts["kind"],
@@ -263,6 +268,21 @@ def _load(folder: Path) -> Bundle:
         pipeline_version=facts["pipeline_version"],
         trained=facts["trained"],
     )
+
+
+def _check(facts: Mapping[str, Any]) -> None:
+    """Raise ValueError where a fact is of another kind than ``save_bundle`` writes: it would be met by a request."""
+    prices = [facts["prices"][name]["value"] for name in MARGIN_NAMES]
+    means = [facts["mean_limit"][r] for r in RESOURCES]
+    datasets = facts["trained"].get("datasets", [])
+    for what, good in (
+        ("horizon_s", facts["horizon_s"] in HORIZONS_S),
+        ("mean_limit", all(v is None or (isinstance(v, float | int) and 0 < v < math.inf) for v in means)),
+        ("prices", all(a[r] >= b[r] for a, b in pairwise(prices) for r in RESOURCES)),
+        ("trained.datasets", isinstance(datasets, list) and all(isinstance(of, dict) for of in datasets)),
+    ):
+        if not good:
+            raise ValueError(f"{what}: not as a model has it")
 
 
 def load_model(reference: str | None = None) -> Bundle:

@@ -15,7 +15,7 @@ from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.value import Value
-from reclaim.training.tracking.references import is_folder
+from reclaim.training.tracking.references import BUILTIN, is_folder
 
 QUANTILE_LEVELS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995)
 """Levels that are read off a curve; dense at the top, where reservations lie (budgets of 1 % and 0.1 %)."""
@@ -25,6 +25,8 @@ NO_PRIOR: Final = "none"
 
 _UNNAMED: Final = ("estimator", "experiment", "model_name")
 """Settings that a run's name leaves out: they are shown where it is."""
+_TAKEN: Final = (".", "..", BUILTIN)
+"""Names to which a reference or a store gives another meaning."""
 _NAME_LETTERS: Final = 200
 """Letters of a run's name at most, which MLflow shows in a column; params have every setting."""
 
@@ -190,7 +192,7 @@ class TrainConfig:
         _check(0 <= self.seed <= _LARGEST_SEED, "seed", f"from 0 to {_LARGEST_SEED}", self.seed)
         _check(self.horizon_s in HORIZONS_S, "horizon_s", f"one of {HORIZONS_S} seconds", self.horizon_s)
         _check(bool(self.experiment) and bool(self.model_name), "experiment and model_name", "named", "")
-        unread = is_folder(f"{self.model_name}/1")
+        unread = is_folder(f"{self.model_name}/1") or self.model_name in _TAKEN
         _check(not unread, "model_name", "of letters, digits, '_', '.' and '-', as in NAME/VERSION", self.model_name)
 
     def settings(self) -> Mapping[str, Any]:

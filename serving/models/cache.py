@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from reclaim.data.core.files import remove_left_behind, replaced_folder, write_json
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, ModelError, ReclaimError
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import LoadedModel, load_location, named_location
 from reclaim.serving.settings import ServingSettings
@@ -260,7 +260,12 @@ def checked_model(location: ModelLocation, settings: ServingSettings) -> LoadedM
         It has no margin of the default's name.
     """
     model = load_location(location, settings.margin)
-    check_answers(model.bundle)
+    try:
+        check_answers(model.bundle)
+    except ReclaimError:
+        raise
+    except Exception as error:  # files that load may fail in any way when they are asked
+        raise ModelError(f"{location.folder}: the model fails on the canary batch ({error!r})") from error
     return model
 
 

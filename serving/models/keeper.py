@@ -232,9 +232,14 @@ class ModelKeeper:
         return self._main.current
 
     def _watch(self) -> None:
-        self.check()
-        while not self._closed.wait(self._settings.watch_s):
-            self.check()
+        while True:
+            try:
+                self.check()
+            except Exception:  # the thread would end, and no later champion be taken
+                self._registry = "unreachable: the last check failed; see the log"
+                log.exception("the model registry could not be followed; the next check tries again")
+            if self._closed.wait(self._settings.watch_s):
+                return
 
     def _follow(self, followed: _Followed) -> None:
         try:
@@ -302,7 +307,9 @@ class ModelKeeper:
                 if self._closed.is_set():
                     return
                 followed.hand_over(model)
-            except ReclaimError as error:
+            except Exception as error:  # a model may fail in any way when it takes over
+                if not isinstance(error, ReclaimError):
+                    log.exception("%s version %s does not take over", found.name, found.version)
                 why = without_credentials(error).replace(str(location.folder), f"{found.name} version {found.version}")
                 followed.refuse(found.version, why)
                 return

@@ -199,6 +199,38 @@ def test_files_that_are_damaged_or_of_another_release_are_refused_in_one_line_wi
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "fact",
+    [
+        {"horizon_s": "3600"}, {"horizon_s": 7}, {"mean_limit": {"cpu": "a", "memory": 1.0}},
+        {"mean_limit": {"cpu": -1.0, "memory": 1.0}}, {"trained": []}, {"trained": {"datasets": None}},
+        {"machines": {"3600": {"cpu": {"margins": ["a"], "weights": None, "together": 0.0}, "memory": None}}},
+        {"machines": {"3600": {"cpu": {"margins": [0.0], "weights": None, "together": 2.0}, "memory": None}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_facts_of_another_kind_are_refused_before_a_request_meets_them(
+    bundle: Bundle, tmp_path: Path, fact: dict[str, Any]
+) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    path = tmp_path / "bundle" / BUNDLE_FILE
+    facts = json.loads(path.read_text())
+    load_bundle(tmp_path / "bundle")
+    path.write_text(json.dumps(facts | fact))
+    with pytest.raises(ModelError, match="the files of the model are damaged or of another release"):
+        load_bundle(tmp_path / "bundle")
+
+
+def test_a_price_of_the_baseline_below_that_of_the_aggressive_margin_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    path = tmp_path / "bundle" / BUNDLE_FILE
+    facts = json.loads(path.read_text())
+    facts["prices"]["baseline"]["value"]["cpu"] = 0.5 * facts["prices"]["aggressive"]["value"]["cpu"]
+    path.write_text(json.dumps(facts))
+    with pytest.raises(ModelError, match="prices: not as a model has it"):
+        load_bundle(tmp_path / "bundle")
+
+
 def test_a_bundle_of_an_earlier_format_is_refused_with_what_to_do(bundle: Bundle, tmp_path: Path) -> None:
     save_bundle(bundle, tmp_path / "bundle")
     path = tmp_path / "bundle" / BUNDLE_FILE

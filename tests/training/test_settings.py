@@ -56,7 +56,7 @@ def test_a_number_without_an_end_is_refused_before_the_fit(setting: str) -> None
         load_config(TrainConfig, None, [f"{setting}=inf"])
 
 
-@pytest.mark.parametrize("name", ["a/b", "a b", "a:b", "a@b"])
+@pytest.mark.parametrize("name", ["a/b", "a b", "a:b", "a@b", ".", "..", "builtin"])
 def test_a_name_by_which_no_model_can_be_loaded_is_refused_before_the_fit(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"model_name must be of letters, digits, .* got '{name}'"):
         load_config(TrainConfig, None, [f"model_name='{name}'"])

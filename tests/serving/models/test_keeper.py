@@ -231,6 +231,30 @@ def test_damaged_files_are_refused(registry: Registry, file: str, content: bytes
     assert why in refused.why
 
 
+def test_a_check_that_fails_in_a_way_nobody_foresaw_is_not_the_last(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = registry.serving(2)
+    monkeypatch.setattr("reclaim.serving.models.cache.check_answers", lambda _: 1 / 0)
+    registry.point("champion", "2")
+    keeper.check()
+    assert (_refused(keeper).version, keeper.served.version) == ("2", "1")
+    assert "fails on the canary batch (ZeroDivisionError" in _refused(keeper).why
+    checks = iter([KeyError("unforeseen"), None])
+
+    def check() -> None:
+        if (fault := next(checks)) is not None:
+            raise fault
+        keeper._closed.set()
+
+    monkeypatch.setattr(keeper, "check", check)
+    monkeypatch.setattr(keeper._closed, "wait", lambda _: keeper._closed.is_set())
+    keeper._watch()
+    assert next(checks, "none left") == "none left"
+    assert "could not be followed" in caplog.text
+    assert keeper._registry == "unreachable: the last check failed; see the log"
+
+
 def test_a_model_that_answers_nonsense_is_refused_by_the_name_of_the_check(registry: Registry) -> None:
     from safetensors import safe_open
     from safetensors.numpy import save_file
@@ -519,15 +543,34 @@ def test_the_thread_follows_by_itself_until_it_is_closed(registry: Registry, mon
     assert keeper.served.version == "2"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_watcher_that_has_ended_is_reported(registry: Registry) -> None:
-    keeper = registry.serving(2)
+def test_a_model_that_fails_in_a_way_that_was_not_foreseen_is_refused_and_a_later_one_taken(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = registry.serving(3)
 
-    def fault(_: LoadedModel) -> None:
-        raise RuntimeError("a fault of the service")
+    def fault(model: LoadedModel) -> None:
+        if model.version == "2":
+            raise RuntimeError("a fault of the service")
 
     registry.refuse = fault
     registry.point("champion", "2")
+    keeper.watch()
+    soon(lambda: (refused := keeper.status().refused) is not None and refused.version == "2")
+    assert (keeper.served.version, _refused(keeper).why) == ("1", "a fault of the service")
+    assert "does not take over" in caplog.text
+    registry.point("champion", "3")
+    soon(lambda: keeper.served.version == "3")
+    keeper.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watcher_that_has_ended_is_reported(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = registry.serving(1)
+
+    def end() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(keeper, "check", end)
     keeper.watch()
     soon(lambda: keeper.status().registry == "unreachable: the thread that asks it has ended; see the log")
     assert keeper.served.version == "1"
