@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import io
 import pickle
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.traces.dialect import Dialect, Matcher, Metric
 from reclaim.data.traces.history import RawSeries
@@ -22,16 +24,17 @@ from reclaim.data.traces.kubernetes.series import AsOf, ContainerKey, Tails
 _OWN: Final[tuple[type, ...]] = (
     LiveFold, Fold, Task, Owners, Workload, Facts, Tails, AsOf, ContainerKey, RawSeries, Dialect, Metric, Matcher,
 )  # fmt: skip
-_NUMPY: Final[tuple[Any, ...]] = (
-    np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.zeros(1).__reduce_ex__(5)[0], np.float64(0).__reduce__()[0],
-)  # fmt: skip
-"""Classes of numpy, and functions that make its arrays and numbers again."""
-_NAMED: Final[dict[tuple[str, str], Any]] = {(one.__module__, one.__qualname__): one for one in (*_OWN, *_NUMPY)}
+_NUMBERS: Final = tuple({one for one in np.sctypeDict.values() if issubclass(one, np.number | np.bool_)})
+"""Types of single numbers of numpy."""
+_KINDS: Final = "biuf"
+"""Kinds of numbers that arrays hold: flags, integers, floats."""
 
 
 def as_bytes(fold: LiveFold, until_us: int) -> bytes:
     """Return a fold and the end of what it has folded, µs."""
-    content = pickle.dumps((until_us, fold), 5)
+    out = io.BytesIO()
+    _Pickler(out, 5).dump((until_us, fold))
+    content = out.getvalue()
     return _digest(content) + content
 
 
@@ -43,13 +46,48 @@ def from_bytes(kept: bytes) -> tuple[LiveFold, int] | None:
         return None
     try:
         until_us, fold = _Unpickler(io.BytesIO(content)).load()
-    except pickle.UnpicklingError:
+    except Exception:  # a file may come from anywhere, and hold anything
         return None
-    return fold, until_us
+    return (fold, until_us) if isinstance(fold, LiveFold) and isinstance(until_us, int) else None
+
+
+def _array(dtype: str, shape: tuple[int, ...], content: bytes) -> NDArray[Any]:
+    """Return an array of numbers; UnpicklingError for one of anything else."""
+    of = np.dtype(dtype)
+    if of.kind not in _KINDS:
+        raise pickle.UnpicklingError(f"{dtype} is no type of a fold's numbers")
+    return np.frombuffer(content, of).reshape(shape).copy()
+
+
+def _number(dtype: str, content: bytes) -> Any:
+    """Return a number of numpy."""
+    return _array(dtype, (), content)[()]
+
+
+_NAMED: Final[dict[tuple[str, str], Any]] = {
+    **{(one.__module__, one.__qualname__): one for one in _OWN},
+    **{(one.__module__, one.__qualname__): one for one in (_array, _number)},
+}
+
+
+def _reduce_array(value: NDArray[Any]) -> tuple[Any, tuple[str, tuple[int, ...], bytes]]:
+    """Return what makes an array again of its bytes alone: numpy's own way trusts the file."""
+    return _array, (value.dtype.str, value.shape, value.tobytes())
+
+
+def _reduce_number(value: Any) -> tuple[Any, tuple[str, bytes]]:
+    """Return the same of a single number."""
+    return _number, (value.dtype.str, value.tobytes())
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = (
+        copyreg.dispatch_table | {np.ndarray: _reduce_array} | dict.fromkeys(_NUMBERS, _reduce_number)
+    )  # fmt: skip
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes objects of a fold and of numpy alone: a file may come from anywhere."""
+    """Makes objects of a fold and arrays of numbers alone."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -65,5 +103,5 @@ def _digest(content: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def _code() -> bytes:
-    files = sorted({str(sys.modules[one.__module__].__file__) for one in _OWN})
-    return b"".join(hashlib.sha256(Path(file).read_bytes()).digest() for file in files) + np.__version__.encode()
+    files = sorted({__file__, *(str(sys.modules[one.__module__].__file__) for one in _OWN)})
+    return b"".join(hashlib.sha256(Path(file).read_bytes()).digest() for file in files)

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -123,9 +124,48 @@ def test_bytes_that_are_damaged_or_of_other_code_are_no_fold(monkeypatch: pytest
     assert from_bytes(whole) is None
 
 
-def test_bytes_of_anything_but_a_fold_run_nothing() -> None:
-    content = pickle.dumps((0, Path.cwd))
-    assert from_bytes(kept_module._digest(content) + content) is None
+class _Reduced:
+    """An object that a pickle makes by a call."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+LYING = _Reduced(np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (0, Path.cwd), 5, (1, 2), ("1", LiveFold(DIALECT)), (0, [LiveFold(DIALECT)]), (0, LYING),
+        (0, _Reduced(*np.zeros(1).__reduce__()[:1], (np.ndarray, (10**13,), b"d"))),
+        (0, _Reduced(kept_module._array, ("O", (1,), b"AAAAAAAA"))),
+        (0, _Reduced(kept_module._array, ("<f8", (10**13,), b""))),
+        (0, _Reduced(kept_module._array, ("i4,O", (1,), bytes(12)))), (0, _Reduced(LiveFold, ())),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_bytes_of_anything_but_a_fold_make_nothing(content: Any) -> None:
+    kept = pickle.dumps(content)
+    assert from_bytes(kept_module._digest(kept) + kept) is None
+
+
+def test_arrays_and_numbers_come_back_as_they_were() -> None:
+    fold = LiveFold(DIALECT)
+    numbers: list[Any] = [np.arange(6.0).reshape(2, 3), np.array([True, False]), np.zeros(0, np.int32), np.float64("nan"),
+               np.int64(-7), np.bool_(True)]  # fmt: skip
+    gone: dict[Any, Any] = {(1, k): number for k, number in enumerate(numbers)}
+    fold._gone = gone
+    found = from_bytes(as_bytes(fold, 3))
+    assert found is not None
+    kept: list[Any] = list(found[0]._gone.values())
+    for before, after in zip(numbers, kept, strict=True):
+        assert type(before) is type(after)
+        np.testing.assert_array_equal(before, after)
+        assert np.asarray(after).dtype == np.asarray(before).dtype
 
 
 def test_a_step_is_folded_as_its_slots() -> None:
