@@ -59,7 +59,7 @@ def warnings_of(defects: Mapping[str, int], windows: int, *, mapped: bool) -> li
     return [
         f"{defects[name] / windows:.1%} of the windows: {name}; likely {causes[name]}"
         for name, (share, _) in _CAUSES.items()
-        if windows and defects[name] > share * windows
+        if defects[name] > share * windows
     ]
 
 

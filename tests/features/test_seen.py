@@ -104,6 +104,53 @@ def test_a_sample_tells_neither_names_nor_usage() -> None:
     assert not any(f"{end:x}" in told for end in first.end_us.tolist())
 
 
+def test_windows_of_a_sample_add_up_over_the_buckets_that_hold_them() -> None:
+    mine, other = windows(range(2), range(9)), windows(range(2), range(9), seed=2)
+    sample = sample_windows(features(mine, tuned_until=30))
+    one, another = mine.take(np.array([0])), mine.take(np.array([10]))
+    assert not holds(sample, features(one), 0)
+    assert holds(sample, features(one, another), 0)
+    assert not holds(sample, features(other.take(np.array([3, 5])), one, another), 0)  # as many have another usage
+    assert holds(sample, features(other.take(np.array([3])), one, another), 0)
+
+
+def test_a_sample_is_of_evenly_spaced_buckets_alike_where_there_are_many() -> None:
+    # of buckets 0 to 8 those at 0, 8/3, 16/3 and 8; of the 65 windows of each a quarter of 256
+    of_buckets = [windows(range(bucket, bucket + 1), range(65)) for bucket in range(9)]
+    sample = sample_windows(features(*of_buckets, tuned_until=99))
+    assert [k for k, of in enumerate(of_buckets) if holds(sample, features(of), 0)] == [0, 3, 5, 8]
+    assert len(sample) == len(set(sample)) == SAMPLED
+
+
+def test_a_period_has_the_windows_that_end_as_it_begins_and_not_those_that_end_as_it_does() -> None:
+    first = windows(range(2), range(10))  # two end at each of W to 10 W, which are enough
+    sample = sample_windows(features(first, tuned_until=30))
+    assert len(sample) == len(first)
+    assert holds(sample, features(first), 10 * W)
+    assert not holds(sample, features(first), 10 * W + 1)
+    assert holds(sample, features(first), 0, W + 1)
+    assert not holds(sample, features(first), 0, W)
+
+
+def test_measurements_are_read_of_buckets_alone_with_a_collection_of_the_sample_at_one_of_its_times() -> None:
+    first = windows(range(10, 12), range(10))
+    sample = sample_windows(features(first, tuned_until=30))
+    others = windows(range(5, 10), range(10)), windows(range(12, 15), range(10)), windows(range(10, 12), range(20, 30))
+    early = replace(first, end_us=first.end_us - 1)  # at none of its times
+    of = features(*others, first, early)
+    read, measured = of.dataset.windows, []
+
+    def recorded(number: int, **how: bool) -> Windows:
+        if how.get("measured", True):
+            measured.append(number)
+        found: Windows = read(number, **how)
+        return found
+
+    of.dataset.windows = recorded
+    assert holds(sample, of, 0)
+    assert measured == [3]
+
+
 def test_all_windows_of_a_period_are_looked_at_and_no_others() -> None:
     first, more = windows(range(5), range(100)), windows(range(90, 99), range(100), seed=2)
     sample = sample_windows(features(first, tuned_until=60))

@@ -173,7 +173,7 @@ def _lay_out(
     peak, whole = samples.peak_within(horizon_s), _reaches(samples.times_us, horizon_s, slot_us)
     if of.judged is not None:
         whole &= samples.total(of.judged.astype(np.float64)) == samples.total(np.ones(len(of.rows)))
-    chosen = np.flatnonzero(whole & np.isfinite(peak))
+    chosen = np.flatnonzero(whole)  # where a window ends the horizon the peak is known
     if len(chosen) == 0:
         return None
     foreseen = {} if foresee is None else foresee(samples)

@@ -80,6 +80,8 @@ def test_percentiles_may_be_alike_and_a_window_counts_once_however_often_they_fa
     assert found(*rows) == {FALL: 3}
     assert found({s.CPU_TAIL_PERCENTILES: [2.0] * 8 + [1.0]}, {}) == {TAIL_FALL: 1}
     assert count_defects(usage(), 10) == dict.fromkeys(DEFECTS, 0)
+    pieces = pa.concat_tables([usage(rows[0]), usage(*rows[3:5]), usage(rows[6])])  # as they are read, not in one
+    assert count_defects(pieces, None)[FALL] == 2
 
 
 def test_a_defect_is_warned_of_above_its_share_of_the_windows_with_the_cause_that_the_reader_can_have() -> None:
@@ -93,4 +95,8 @@ def test_a_defect_is_warned_of_above_its_share_of_the_windows_with_the_cause_tha
         (fixed,) = warnings_of(at_most | {name: at_most[name] + 1}, 100, mapped=False)
         assert "mapping" not in fixed
         assert (fixed == line) == (name not in (OVERLAP, FAR))
-    assert set(LEGITIMATE) < set(DEFECTS)
+
+
+def test_a_task_may_pass_its_limit_and_be_idle_and_all_else_is_a_defect_of_a_window() -> None:
+    assert set(DEFECTS) - set(LEGITIMATE) == {OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, FALL, TAIL_FALL}
+    assert set(LEGITIMATE) == {CPU_ABOVE, MEMORY_ABOVE, FAR}

@@ -108,10 +108,20 @@ def test_margins_are_those_of_the_peaks_that_each_machine_came_to(cell: SmallCel
     assert [found.judged, found.over.tolist(), found.times, found.crowded.tolist()] == held
 
 
-def run(use: float, *, follow: bool = True, slots: int = 60) -> Outcome:
-    """Run eight tasks on eight machines for hours: each uses so much every third slot, and is foreseen at 0.05."""
+def beginning(made: Any, slot: int) -> Any:
+    """Return a workload whose period begins with a slot of the clock."""
+    by_us, runs = slot * SLOT_S * 1_000_000, made.runs.copy()
+    runs["arrival_us"] += by_us
+    return replace(made, runs=runs, start_us=by_us, stop_us=made.stop_us + by_us)
+
+
+def run(use: float, *, follow: bool = True, slots: int = 60, begin: int = 0) -> Outcome:
+    """Run eight tasks on eight machines for hours: each uses so much every third slot, and is foreseen at 0.05.
+
+    The period begins with a slot of the clock.
+    """
     tasks = [Task([(0.01, 0.01), (0.01, 0.01), (use, use)] * (slots // 3), (0.9, 0.9), carried=True) for _ in range(8)]
-    made, _ = workload(*tasks, slots=slots, machines=8)
+    made = beginning(workload(*tasks, slots=slots, machines=8)[0], begin)
     by = replace(placing(made, tasks), at_once=AT_ONCE if follow else None)
     return simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), scheduling=Scheduling(), by_machine=by,
                     horizon_s=HORIZON_S)  # fmt: skip
@@ -182,3 +192,13 @@ def test_with_a_horizon_longer_than_an_hour_there_is_an_answer_of_every_so_many_
     assert (held.judged, held.times) == (4, 4)
     held = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=3_600).held
     assert (held.judged, held.times) == (19, 19)  # of every slot up to 18
+    # the clock's slots, not those of the period: of the period that begins with slot 1 those of 2, 4 and 6 end by 31
+    held = simulate(beginning(made, 1), machines((1.0, 1.0)), reserved, horizon_s=2 * 3_600).held
+    assert (held.judged, held.times) == (3, 3)
+
+
+def test_a_period_that_begins_later_on_the_clock_is_followed_alike() -> None:
+    first, later = run(0.2), run(0.2, begin=7)
+    np.testing.assert_array_equal(later.ticks, first.ticks)
+    assert (later.held.judged, later.held.over.tolist()) == (first.held.judged, first.held.over.tolist())
+    assert len(np.unique(first.ticks["reserved"][:, 0])) > 9  # the margins moved

@@ -96,6 +96,18 @@ def test_the_cell_reserves_to_the_same_bits_as_the_estimator(curves: Curves) -> 
         assert outcome.ticks["reserved"][slot].tolist() == expected.tolist()
 
 
+def test_runs_from_before_are_foreseen_by_the_margin_of_the_first_slot() -> None:
+    tasks = [Task([(0.1, 0.1)] * 6, (0.9, 0.9), carried=True) for _ in range(2)]
+    made, _ = workload(*tasks, slots=5)
+    by = ByMachine(terms_of(made, tasks, [0.45, 0.45]), MachineEstimator(MEAN, 3_600, (1.0, 1.0)), (1e-4, HALF))
+    tight, wide = (
+        simulate(made, machines((1.0, 1.0)), by.alone(), np.full(5, row, np.int8), by_machine=by) for row in (1, 0)
+    )
+    # of both 0.9 at the second budget; at the first one 0.37 of the spread, log(10,000) / 16, on top of that
+    assert tight.ticks["running"][0] == 2
+    assert wide.ticks["running"][0] == 1
+
+
 def test_production_preempts_what_is_foreseen_until_it_fits() -> None:
     # of 0.2 + 0.3 + 0.4 for the three; 0.5 fits beside the last two only without the 0.4, of the lowest rank
     low = [Task([(0.01, 0.01)] * 9, (0.6, 0.6), rank=r, carried=True) for r in (2, 1, 0)]

@@ -99,6 +99,28 @@ def test_constraints_spread_and_size_are_told_apart_as_reasons_for_waiting() -> 
     assert outcome.runs["reason"][2:].tolist() == [CONSTRAINTS, TOO_LARGE, SPREAD]
 
 
+def test_a_machine_that_holds_as_many_as_it_may_is_none_of_those_that_are_enough() -> None:
+    # the second run leaves a half of machine 0, a sixth of machine 2, and more of machine 1, which holds the first
+    on = machines((1.0, 1.0), (4.0, 4.0), (0.6, 0.6))
+    masks = np.array([[True, True, True], [False, True, False]])
+    first = Task([(0.1, 0.1)] * 9, (0.5, 0.5), collection=7, per_machine=1, mask=1)
+    second = replace(first, mask=0, at=0.5)
+    for seed in range(12):  # in whatever order they are looked at, two are enough
+        outcome = run(first, second, on=on, masks=masks, slots=2, enough=2, seed=seed)
+        assert outcome.runs["machine"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("off", [0.1, 0.5, 1.0, 2.0])
+def test_of_machines_that_differ_by_less_than_their_room_is_overstated_the_better_one_is_taken(
+    policy: str, off: float
+) -> None:
+    larger, smaller = 1.0, 1.0 - off * SLACK
+    for seed in range(4):
+        outcome = run(Task(QUIET), on=machines((larger,) * 2, (smaller,) * 2), slots=2, policy=policy, seed=seed)
+        assert outcome.runs["machine"][0] == (0 if policy == "worst-fit" else 1)
+
+
 def test_a_bounded_job_does_not_keep_others_of_its_kind_from_being_tried() -> None:
     on = machines((1.0, 1.0), (1.0, 1.0))
     bounded = Task([(0.1, 0.1)] * 9, (0.3, 0.3), collection=7, per_machine=1)
@@ -182,6 +204,14 @@ def test_scheduling_is_checked() -> None:
         Scheduling(policy="first")
     with pytest.raises(ConfigError, match="enough must be at least 1, got 0"):
         Scheduling(enough=0)
+    for checkpoint_s in (-1.0, 1.1e9, np.nan):
+        with pytest.raises(ConfigError, match="checkpoint_s must be 0 to 1e\\+09 seconds, got"):
+            Scheduling(checkpoint_s=checkpoint_s)
+    for seed in (-1, 2**63):
+        with pytest.raises(ConfigError, match=f"seed must be at least 0 and below 2\\*\\*63, got {seed}"):
+            Scheduling(seed=seed)
+    for allowed in (Scheduling(enough=1, checkpoint_s=0.0, seed=0), Scheduling(checkpoint_s=1e9, seed=2**63 - 1)):
+        assert run(Task(QUIET), slots=1, seed=allowed.seed, checkpoint_s=allowed.checkpoint_s).runs["machine"][0] == 0
 
 
 def test_a_run_whose_limit_changed_is_tried_for_what_it_asks_now() -> None:

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reclaim.replay.closed_loop.outcome import balance, over_time, summary
 from reclaim.replay.closed_loop.records import (
+    AHEAD,
+    CAUSES,
     CPU,
     DONE,
     MONITORING,
@@ -17,8 +21,20 @@ from reclaim.replay.closed_loop.records import (
     REASONS,
     RUNNING,
 )
-from reclaim.replay.closed_loop.simulate import Outcome, simulate
-from tests.replay.small_cells import QUIET, SLOT_US, Change, Task, killed, machines, run, states, workload
+from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
+from tests.replay.small_cells import (
+    QUIET,
+    SLOT_US,
+    Change,
+    SmallCell,
+    Task,
+    cells,
+    killed,
+    machines,
+    run,
+    states,
+    workload,
+)
 
 
 def test_a_run_is_placed_when_it_is_submitted_and_ends_when_its_tape_does() -> None:
@@ -376,6 +392,89 @@ def test_reservations_follow_the_margin_of_the_slot() -> None:
     both = np.concatenate([reserved, reserved / 2])
     outcome = simulate(made, machines((1.0, 1.0)), both, np.array([0, 0, 1, 1, 0, 0], np.int8))
     assert outcome.ticks["reserved"][:, 0].tolist() == pytest.approx([0.8, 0.4, 0.2, 0.2, 0.4, 0.4])
+
+
+def test_runs_from_before_are_placed_by_the_margin_of_the_first_slot() -> None:
+    tasks = [Task([(0.1, 0.1)] * 6, (0.8, 0.8), reserved=(0.8, 0.8), carried=True) for _ in range(2)]
+    made, reserved = workload(*tasks, slots=6)
+    both = np.concatenate([reserved, reserved / 2])
+    tight, wide = (
+        simulate(made, machines((1.0, 1.0)), both, np.full(6, row, np.int8)).ticks["running"][0] for row in (1, 0)
+    )
+    assert (tight, wide) == (2, 1)  # 0.4 each, and 0.8
+
+
+def test_a_period_that_ends_within_a_slot_ends_there() -> None:
+    made, reserved = workload(
+        Task(QUIET), Task(QUIET[:2]), Task(QUIET, (0.9, 0.9), at=0.25), Task([(0.1, 0.1)] * 9, at=2.75), slots=5
+    )
+    until_us = int(2.5 * SLOT_US)
+    outcome = simulate(replace(made, stop_us=until_us), machines((1.0, 1.0)), reserved)
+    assert len(outcome.ticks) == 3
+    assert states(outcome) == [RUNNING, DONE, PENDING, AHEAD]
+    assert outcome.runs["ran_us"].tolist() == [until_us, 2 * SLOT_US, 0, 0]
+    assert outcome.runs["waited_us"].tolist() == [0, 0, 2.25 * SLOT_US, 0]
+    assert outcome.machines["busy_us"].tolist() == [until_us + 2 * SLOT_US]
+    assert outcome.machines["changed_us"].tolist() == [until_us]
+    ending = replace(made, stop_us=int(1.5 * SLOT_US))  # the second would end in the slot, after the period
+    assert states(simulate(ending, machines((1.0, 1.0)), reserved)) == [RUNNING, RUNNING, PENDING, AHEAD]
+
+
+@settings(max_examples=10, deadline=None)
+@given(cell=cells(), seed=st.integers(0, 9))
+def test_the_same_arguments_which_stay_as_they_are_give_the_same_outcome(cell: SmallCell, seed: int) -> None:
+    made, reserved = workload(*cell.tasks, slots=cell.slots, masks=cell.masks, predecessors=cell.predecessors)
+    given_to = (made.runs, made.tape, made.masks, made.predecessors, cell.on.state, cell.on.changes, reserved)
+    before = [array.copy() for array in given_to]
+    first, second = (simulate(made, cell.on, reserved, scheduling=Scheduling(seed=seed)) for _ in range(2))
+    for array, was in zip(given_to, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+    for one, other in zip(
+        (first.runs, first.machines, first.ticks, first.kills),
+        (second.runs, second.machines, second.ticks, second.kills),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_whatever_order_machines_are_searched_they_are_told_by_their_own_places(seed: int) -> None:
+    # each run may be on one machine alone, of which the third goes with its work, and the fourth is out of memory
+    masks = np.eye(5, dtype=np.bool_)
+    tasks = [Task([(0.1, 0.1)] * 9, mask=k) for k in range(5)]
+    tasks.append(Task([(0.1, 0.1), (0.1, 2.0), (0.1, 2.0)], mask=3, rank=1))
+    on = machines(*((1.0 + k, 1.0) for k in range(5)), changes=[(1.5, 2, False)])
+    outcome = run(*tasks, on=on, slots=3, masks=masks, seed=seed)
+    assert outcome.machines["capacity"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert outcome.machines["up"].tolist() == [True, True, False, True, True]
+    assert outcome.runs["machine"][:5].tolist() == [0, 1, -1, 3, 4]
+    assert {(int(k["machine"]), CAUSES[k["cause"]]) for k in outcome.kills} == {(2, "machine_gone"), (3, "own_limit")}
+
+
+def test_a_collection_waits_for_all_that_must_end_before_it_in_whatever_order_they_are_given() -> None:
+    tasks = [Task(QUIET[:length], (0.1, 0.1), collection=k) for k, length in enumerate((1, 2, 3, 1))]
+    for pairs in ([(3, 2), (3, 1), (2, 0), (1, 0)], [(1, 0), (3, 1), (2, 0), (3, 2)]):
+        outcome = run(*tasks, slots=8, predecessors=pairs)
+        assert outcome.runs["first_placed_us"].tolist() == [0, SLOT_US, SLOT_US, 4 * SLOT_US]
+        assert states(outcome) == [DONE] * 4
+
+
+def test_the_seed_is_that_of_the_order_in_which_machines_are_searched() -> None:
+    on = machines(*[(1.0, 1.0)] * 64)
+    first = [run(Task(QUIET), on=on, slots=2, enough=1, seed=seed).runs["machine"][0] for seed in range(8)]
+    assert len(set(first)) > 4  # machines that are alike
+
+
+def test_there_is_room_for_every_stop_however_often_runs_are_stopped() -> None:
+    # each is on its own machine, above its limit and the machine's memory at its first, second or third slot, where it
+    # is stopped, and begins again
+    tasks = [Task([(0.1, 0.1)] * k + [(0.1, 2.0)] * 40, (0.5, 0.5), mask=k) for k in range(3)]
+    outcome = run(*tasks, on=machines(*[(1.0, 1.0)] * 3), masks=np.eye(3, dtype=np.bool_), slots=40)
+    kills = outcome.kills
+    assert np.bincount(kills["run"]).tolist() == outcome.runs["kills"].sum(axis=1).tolist()
+    assert len(kills) > 60
+    assert (kills["machine"] == kills["run"]).all()
+    assert (np.diff(kills["at_us"]) >= 0).all()
 
 
 def test_a_run_from_before_keeps_its_reservation_and_a_new_one_holds_its_limit_at_first() -> None:

@@ -42,6 +42,7 @@ from reclaim.training.machines.terms import (
     T_HELD,
     T_LIMIT,
     T_MEAN,
+    T_NEW,
     T_SQUARES,
     T_USAGE,
 )
@@ -291,6 +292,110 @@ def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
         assert row == {}
     about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
     assert (about["horizon_s"], about["cpu_unit"], about["without_machine"]) == ("3600", "cores", "0")
+
+
+def uneven(memory: Memory) -> MachineSums:
+    """Return the sums of two machines in which no two resources, margins or machines have the same numbers."""
+    found = sums(memory)
+    terms = found.sums.copy()
+    terms[..., T_LIMIT], terms[..., T_HELD] = [[2.0, 8.0], [4.0, 0.0]], [[0.0, 3.0], [0.5, 7.0]]
+    terms[..., T_NEW], terms[..., T_BAND:] = [[0.0, 1.5], [0.25, 0.75]], 0.0
+    terms[..., T_USAGE] = 0.0  # no guard
+    margins = replace(
+        found.margins,
+        asked=np.array([[0.001, 0.0005], [0.002, 0.0005], [0.005, 0.01]]),
+        lowered=np.array([[1.0, 1.0], [1.0, 1.0], [0.25, 1.0]]),
+        recent=np.array([[math.nan, math.nan], [math.nan, 0.03], [0.0123, 0.5]]),
+        machine=np.array([7, 9]),
+        judged_of=np.array([[31, 32], [41, 42]]),
+        violated_of=np.arange(12).reshape(2, len(MARGIN_NAMES), 2),
+    )
+    return replace(
+        found, margins=margins, sums=terms, usage=np.array([[0.5, 1.0], [0.75, 1.25]]), tasks=np.array([5, 1]),
+        whole=np.array([1, 2]), without_machine=6, tracked=12,
+    )  # fmt: skip
+
+
+def test_a_table_has_the_amounts_the_basis_and_the_outcomes_of_each_machine_resource_and_margin(three: Memory) -> None:
+    found = uneven(three)
+    table = as_table(found, Units(cpu="shares", memory="pages"))
+    columns = table.to_pydict()
+    limit, held = {"cpu": [2.0, 4.5], "memory": [11.0, 7.0]}, {"cpu": [0.0, 0.5], "memory": [3.0, 7.0]}
+    assert (columns["machine_id"], columns["tasks"]) == ([7, 9], [5, 1])
+    assert (columns["cpu_usage"], columns["memory_usage"]) == ([0.5, 0.75], [1.0, 1.25])
+    assert (columns["cpu_newcomers"], columns["memory_newcomers"]) == ([0.0, 0.25], [1.5, 0.75])
+    assert (columns["cpu_basis"], columns["memory_basis"]) == (["bound"] * 2, ["bound", "limit"])
+    assert (columns["cpu_judged"], columns["memory_judged"]) == ([31, 41], [32, 42])
+    for k, margin in enumerate(MARGIN_NAMES):
+        for r, resource in enumerate(RESOURCES):
+            assert columns[f"{resource}_limit"] == limit[resource]
+            assert columns[f"{resource}_unforecast"] == held[resource]
+            assert columns[f"{resource}_violated_{margin}"] == [2 * k + r, 6 + 2 * k + r]
+            peak = found.peaks()[k, :, r]
+            assert columns[f"{resource}_peak_{margin}"] == peak.tolist()
+            assert columns[f"{resource}_reclaimable_{margin}"] == (np.array(limit[resource]) - peak).tolist()
+    about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+    assert (about["cpu_unit"], about["memory_unit"], about["horizon_s"]) == ("shares", "pages", "3600")
+    model = three.scorer.model
+    assert (about["model_name"], about["model_version"]) == (model.name, model.version)
+    assert (about["tracked"], about["without_machine"], about["clock_us"]) == ("12", "6", str(300 * S))
+    budgets = three.scorer.budgets.of_machines
+    assert about["budgets"] == ",".join(f"{margin}={budgets[margin]}" for margin in MARGIN_NAMES)
+    told = [(of["margin"], of["resource"], of["asked"]) for of in json.loads(about["margins"])]
+    asked = found.margins.asked
+    assert told == [(m, x, asked[k, r]) for k, m in enumerate(MARGIN_NAMES) for r, x in enumerate(RESOURCES)]
+
+
+def test_the_json_has_the_counts_of_the_cell_and_the_start_of_the_next_page(three: Memory) -> None:
+    answer = MachinesAnswer.model_validate_json(as_json(uneven(three), UNITS, without_machine=4, following="9"))
+    assert (answer.tracked, answer.without_machine, answer.next, answer.clock_us) == (12, 4, "9", 300 * S)
+    before = replace(uneven(three), clock_us=-1)  # no window has come
+    assert MachinesAnswer.model_validate_json(as_json(before, UNITS, without_machine=0)).clock_us is None
+
+
+def test_an_explanation_tells_the_outcomes_and_the_amounts_of_its_own_margin_step_by_step(three: Memory) -> None:
+    found = uneven(three)
+    explained = explain_machine(found, UNITS, "medium")
+    assert (explained.outcomes.judged.cpu, explained.outcomes.judged.memory) == (31, 32)
+    violated = [(of.cpu, of.memory) for of in explained.outcomes.violated.values()]
+    assert dict(zip(explained.outcomes.violated, violated, strict=True)) == dict(
+        zip(MARGIN_NAMES, [(0, 1), (2, 3), (4, 5)], strict=True)
+    )
+    peak = found.peaks()[MARGIN_NAMES.index("medium"), 0]
+    assert [(step.rule, step.amounts.cpu, step.amounts.memory) for step in explained.steps] == [
+        ("limit", 2.0, 11.0),
+        ("bound", *peak),
+        ("unforecast", 0.0, 3.0),  # of memory alone, as the next
+        ("newcomers", 0.0, 1.5),
+    ]
+    assert explained.steps[0].why == "the sum of the limits of 5 tasks"
+    assert explained.steps[2].why.startswith("counts whole in it: 1 task without a forecast")
+    assert "(cpu, memory)" in explained.steps[1].why
+    nine = replace(
+        found, machine=found.machine[1:], sums=found.sums[1:], usage=found.usage[1:], tasks=np.array([1]),
+        whole=np.array([0]),
+    )  # fmt: skip
+    steps = explain_machine(nine, UNITS, "medium").steps
+    assert steps[0].why == "the sum of the limits of 1 task"
+    assert steps[1].why.endswith("(cpu)")  # all memory is held
+    assert steps[2].why.startswith("counts whole in it: 0 tasks without")
+
+
+def test_the_probability_that_is_asked_is_told_with_its_reasons_where_it_is_not_the_budget(three: Memory) -> None:
+    def told(margin: str) -> str:
+        (why,) = [step.why for step in explain_machine(uneven(three), UNITS, margin).steps if step.rule == "bound"]
+        return why.partition("with a probability of ")[2].partition(", by the bound")[0]
+
+    # that of CPU is the budget, and of memory no recent answer is known
+    assert told("baseline") == "0.001, the budget of the baseline margin, now 0.0005 for memory"
+    assert told("medium") == (
+        "0.00316, the budget of the medium margin, now 0.002 for cpu and 0.0005 for memory, because 3.00% of the recent"
+        " answers for all machines were passed"
+    )
+    assert told("aggressive") == (
+        "0.01, the budget of the aggressive margin, now 0.005 for cpu, because 1.23% of the recent answers for all"
+        " machines were passed, and by many machines at once, for which it is lowered to 0.25 of itself"
+    )
 
 
 def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -> None:

@@ -147,6 +147,19 @@ def test_a_set_and_a_candidate_cost_one_addition(seed: int, cut: int) -> None:
     assert together[0] <= alone * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("curve", [MachineCurve(), MachineCurve(together=1.0), FITTED])
+def test_tasks_without_a_forecast_are_passed_by_no_amount_and_add_their_limit_to_any(curve: MachineCurve) -> None:
+    sums = tasks(5).sum(axis=0, keepdims=True)
+    most = sums[0, T_LIMIT]
+    amount = sums[0, T_USAGE] + np.array([0.3, 0.6, 0.9]) * (most - sums[0, T_USAGE])
+    with_held = np.repeat(sums, 3, axis=0)
+    with_held[:, T_HELD] = 2.0 * most
+    alone = curve.exceedance(np.repeat(sums, 3, axis=0), amount, 1.0)
+    assert (alone > 0).all()
+    np.testing.assert_allclose(curve.exceedance(with_held, amount + 2.0 * most, 1.0), alone, rtol=1e-9)
+    assert (curve.exceedance(with_held, np.full(3, 3.0 * most), 1.0) == 0).all()
+
+
 def test_margins_let_no_more_than_the_budget_pass() -> None:
     sums = np.stack([tasks(10, seed).sum(axis=0) for seed in range(500)])
     peak = np.random.default_rng(1).uniform(sums[:, T_USAGE], sums[:, T_LIMIT])
@@ -164,6 +177,7 @@ def test_margins_let_no_more_than_the_budget_pass() -> None:
         ({"together": 1.5}, "expected a share from 0 to 1 of peaks together"),
         ({"together": 0.5, "weights": (1.0,) * N_INPUTS}, "0 with weights, got 0.5"),
         ({"margins": (1.0, 0.5)}, "finite and rising"),
+        ({"margins": (*(float(k) for k in range(len(EXCEEDED) - 1)), math.inf)}, "finite and rising"),
         ({"margins": tuple(-float(k) for k in range(len(EXCEEDED)))}, "finite and rising"),
     ],
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, empty_windows
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, demand, empty_windows
 from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND, MachineEstimator
-from reclaim.training.machines.terms import N_TERMS, NEWCOMER_WINDOWS, T_BAND, T_LIMIT, T_NEW
+from reclaim.training.machines.terms import N_SHARES, N_TERMS, NEWCOMER_WINDOWS, T_BAND, T_LIMIT, T_NEW, shares_of
 
 
 def test_each_set_and_resource_is_answered_by_its_own_curve_and_margin() -> None:
@@ -25,6 +25,23 @@ def test_each_set_and_resource_is_answered_by_its_own_curve_and_margin() -> None
     chance = estimator.exceedance(sums, np.array([[0.4, 0.4], [0.2, 0.4], [0.4, 0.8]]))
     np.testing.assert_allclose(chance, np.exp([[-6.4, -3.2], [-3.2, -np.inf], [-np.inf, -6.4]]))
     assert MachineEstimator((MachineCurve(),) * 2, 300, (np.nan, 0.0)).mean_limit == (1.0, 1.0)
+
+
+def test_shares_are_of_its_own_horizon_and_the_mean_limits_and_written_where_the_caller_has_them() -> None:
+    windows, x, horizons_s = empty_windows(2), np.zeros((2, N_FEATURES), np.float32), (300, 3_600, 86_400)
+    windows.usage[:, [CPU_MEAN, MEMORY_MAX]], windows.limit[:] = 0.1, [[1.0, 2.0], [3.0, 4.0]]
+    x[:, AT.seen] = np.log2(1.0 + np.array([2, 50]))
+    survival = np.random.default_rng(1).random((2, len(TARGETS), len(horizons_s), 3)).astype(np.float32)
+    survival = np.sort(survival, axis=3)[..., ::-1]
+    thresholds = np.tile(np.array([0.25, 0.5, 0.9], np.float32), (2, len(TARGETS), 1))
+    forecast = Forecast(survival, thresholds, np.zeros(0, np.float32), np.zeros((2, len(horizons_s))), horizons_s)
+    room = np.zeros((2, 2, N_SHARES), np.float32)
+    estimator = MachineEstimator(BOUND, 3_600, (0.5, 8.0))
+    assert estimator.shares(forecast, x, windows, room) is room
+    hour = survival[:, :, 1:2]
+    seen = np.array([2, 50])
+    np.testing.assert_array_equal(room, shares_of(hour, thresholds, demand(windows), windows.limit, seen, (0.5, 8.0)))
+    np.testing.assert_array_equal(estimator.shares(forecast, x, windows), room)
 
 
 def test_a_task_is_a_newcomer_by_the_windows_that_its_features_have_seen() -> None:

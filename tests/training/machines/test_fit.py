@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -132,11 +134,43 @@ def test_machines_of_two_sources_stay_different_ones() -> None:
     np.testing.assert_array_equal(both.take(np.arange(30, 50)).peak, machines(20, seed=1).peak)
 
 
+def test_snapshots_keep_their_mean_limit_and_a_source_without_any_takes_no_number() -> None:
+    rows = replace(machines(10), mean_limit=3.0)
+    assert rows.take(np.arange(4)).mean_limit == 3.0
+    joined = join_rows([rows.take(np.arange(0)), rows])
+    assert joined.mean_limit == 3.0
+    assert joined.machine.tolist() == list(range(10))
+
+
+def test_what_tasks_without_a_forecast_hold_is_no_part_of_the_location() -> None:
+    rows = machines(2_000)
+    held = np.random.default_rng(7).uniform(0, 5, len(rows))
+    sums = rows.sums.copy()
+    sums[:, T_HELD] = held
+    nothing_else = np.zeros((1, N_TERMS))
+    nothing_else[0, T_HELD] = 3.0  # a machine of which every task holds its limit
+    with_held = MachineRows(
+        np.concatenate([sums, nothing_else]), np.append(rows.peak + held, 3.0), np.append(rows.machine, 0), 1.0
+    )
+    np.testing.assert_allclose(fit._weights(with_held), fit._weights(rows), atol=1e-4)
+
+
 def test_the_pinball_loss_is_least_where_a_fiftieth_is_above() -> None:
     rows = machines(20_000)
     weights = fit._weights(rows)
     location = MachineCurve(weights=weights)
     assert (rows.scores(location) > 0).mean() == pytest.approx(1 - fit.LEVEL, abs=0.01)  # rounded off
+
+
+def test_a_snapshot_weighs_as_much_as_its_limits() -> None:
+    # machines that the inputs do not tell apart: as many of a limit of 99 and a peak of 0.3 as of 1 and 0.6, which are
+    # half of the snapshots and a hundredth of the limits, less than the fiftieth that may be above
+    limit = np.repeat([99.0, 1.0], 500)
+    sums = np.zeros((1_000, N_TERMS))
+    sums[:, T_LIMIT], sums[:, T_MEAN], sums[:, T_BAND:] = limit, 0.2 * limit, 0.2 * limit[:, None]
+    rows = MachineRows(sums, np.repeat([0.3, 0.6], 500) * limit, np.arange(1_000) % 10, 1.0)
+    location = MachineCurve(weights=fit._weights(rows)).peak(sums, 0.0, 1.0) / limit
+    np.testing.assert_allclose(location, 0.3, atol=0.02)
 
 
 def test_what_regrouped_tasks_tell_is_learned_and_margins_are_those_of_the_machines_themselves() -> None:

@@ -10,9 +10,18 @@ import pytest
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.training.machines.curve import MachineCurve
+from reclaim.training.machines import following
+from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
-from reclaim.training.machines.following import AT_ONCE, SMALLEST, TIMES, OnlineMachines, follow_all
+from reclaim.training.machines.following import (
+    AT_ONCE,
+    SMALLEST,
+    TIMES,
+    OnlineMachines,
+    follow_all,
+    margin_beyond,
+    times_of,
+)
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_LIMIT
 from reclaim.training.margins.violation import violates
 
@@ -108,6 +117,7 @@ def test_what_is_asked_stays_within_its_bounds() -> None:
         assert online.asked[2, 0] == pytest.approx(bound)
         assert (online.asked <= 0.5).all()
         assert (online.asked >= SMALLEST * (1 - 1e-9)).all()
+        assert (online.lowered[:, 0] >= SMALLEST / np.array(BUDGETS) * (1 - 1e-9)).all()  # so that it is made good
         assert np.isfinite(online.margins).all()
 
 
@@ -117,7 +127,7 @@ def test_it_goes_on_to_the_bit_from_its_arrays(horizon_s: int) -> None:
     drawn = rng.integers(0, 30, 2_000)
     ours, theirs = (OnlineMachines([MachineCurve()], BUDGETS, horizon_s) for _ in range(2))
     counted(ours, range(1_000), 100, lambda slot: drawn[slot])
-    theirs.recall({name: array.copy() for name, array in ours.memory().items()})
+    theirs.recall(ours.memory())  # of which it makes copies
     np.testing.assert_array_equal(ours.margins, theirs.margins)
     for online in (ours, theirs):
         counted(online, range(1_000, 2_000), 100, lambda slot: drawn[slot])
@@ -127,6 +137,118 @@ def test_it_goes_on_to_the_bit_from_its_arrays(horizon_s: int) -> None:
     assert (ours.asked != np.array(BUDGETS)[:, None]).all()
     with pytest.raises(ConfigError, match="start afresh"):
         theirs.recall({})
+
+
+def test_no_more_than_twelve_answers_of_a_machine_are_waited_for_within_a_horizon() -> None:
+    assert [times_of(horizon_s, 300) for horizon_s in (300, 301, 3_600, 7_200, 86_400)] == [
+        (1, 1), (2, 1), (12, 1), (24, 2), (288, 24),
+    ]  # fmt: skip
+
+
+def test_a_margin_beyond_the_last_probability_goes_on_as_steeply_as_the_curve_is_on_average() -> None:
+    last = EXCEEDED[-1]
+    bound = MachineCurve()  # whose margin is the logarithm throughout
+    for probability in (0.3, last, 1e-9, SMALLEST):
+        assert margin_beyond(bound, probability) == pytest.approx(-math.log(probability))
+    flat = MachineCurve((2.0, *(5.0,) * (len(EXCEEDED) - 1)))  # rises from 0.5 to the next one alone
+    assert margin_beyond(flat, last) == 5
+    assert margin_beyond(flat, last * last / EXCEEDED[0]) == pytest.approx(5 + 3)  # as far again in the logarithm
+
+
+def test_machines_are_crowded_above_a_share_of_them_and_more_than_two() -> None:
+    passed, n = np.array([2, 3, 10, 11]), np.array([10, 10, 100, 100])
+    assert following.crowded(passed, n, 0.1).tolist() == [False, True, False, True]
+
+
+def test_what_is_asked_at_first_is_that_share_of_the_budgets() -> None:
+    online = OnlineMachines([MachineCurve()], BUDGETS, 3_600, begins=0.5)
+    np.testing.assert_allclose(online.asked[:, 0], 0.5 * np.array(BUDGETS))
+    np.testing.assert_allclose(online.margins[:, 0], -np.log(0.5 * np.array(BUDGETS)))
+
+
+def test_a_day_ahead_two_hours_lie_between_answers_and_the_rate_is_a_half_by_hand() -> None:
+    online = OnlineMachines([MachineCurve()], BUDGETS, 86_400)
+    assert [slot for slot in range(100) if online.is_time(slot)] == [0, 24, 48, 72, 96]
+    counted(online, range(290), 100, lambda slot: 3 if slot == 0 else 0)
+    assert online.asked[:, 0].tolist() == list(BUDGETS)
+    assert online.reach(290)  # a day, and a slot late
+    # a day has 12 * 100 answers: at 1 % 12 violations
+    assert online.asked[2, 0] == pytest.approx(0.01 * math.exp(-0.5 * math.sqrt(12 / 640) * (3 - 1) / 12))
+
+
+def test_after_a_gap_of_a_day_the_outcomes_before_it_weigh_as_much_less_by_hand() -> None:
+    online = OnlineMachines([MachineCurve()] * 2, BUDGETS, 3_600)
+
+    def count(slot: int, machines: list[int], passed: list[int]) -> float:
+        """Record outcomes and let them count; return the logarithm of what is asked of the first resource."""
+        online.count(slot, np.array(machines), np.tile(passed, (len(BUDGETS), 1)))
+        assert online.reach(slot + 14)
+        return math.log(online.asked[2, 0] / online.lowered[2, 0])
+
+    first = count(0, [1_000, 1_000], [90, 400])
+    assert online.most_at_once[0].tolist() == [0.09, 0.4]
+    second = count(288, [1_000, 0], [0, 0])
+    left = (1 - 1 / 288) ** 288
+    assert online.recent[0].tolist() == pytest.approx([90 * left / (1_000 * left + 1_000), 0.4])
+    times = left + 288 * (1 - left)  # the one before, and those of the day that came to nothing
+    allowed = 0.01 * (1_000 * left + 1_000) / times * 288
+    assert second - first == pytest.approx(4 * math.sqrt(allowed / 640) * 10 / allowed)
+    assert online.at_once[0].tolist() == [0.0, 0.0]  # of the time a day ago nothing is left
+    assert online.most_at_once[0].tolist() == [0.0, 0.0]
+
+
+def test_the_first_time_at_which_machines_are_judged_is_the_first_that_weighs() -> None:
+    late, early = OnlineMachines([MachineCurve()], BUDGETS, 3_600), OnlineMachines([MachineCurve()], BUDGETS, 3_600)
+    for slot in range(5):
+        late.count(slot, np.array([0]), np.zeros((len(BUDGETS), 1), np.int64))
+        late.reach(slot + 14)
+    for online, slot in ((late, 5), (early, 0)):
+        online.count(slot, np.array([100]), np.full((len(BUDGETS), 1), 3))
+        online.reach(slot + 14)
+    np.testing.assert_array_equal(late.asked, early.asked)
+
+
+def test_outcomes_that_are_known_at_once_count_in_the_order_of_their_times() -> None:
+    ours, theirs = (OnlineMachines([MachineCurve()], BUDGETS, 3_600) for _ in range(2))
+    for slot in range(14, 18):  # the ring of 16 times begins again within them
+        for online in (ours, theirs):
+            online.count(slot, np.array([100]), np.full((len(BUDGETS), 1), slot))
+    for slot in range(28, 40):
+        ours.reach(slot)
+    theirs.reach(40)
+    np.testing.assert_array_equal(ours.asked, theirs.asked)
+    assert theirs.at_once[:, 0].tolist() == [0.17] * len(BUDGETS)
+
+
+def test_what_was_said_of_the_outcomes_stays_as_it_was() -> None:
+    online = OnlineMachines([MachineCurve()], BUDGETS, 3_600)
+    counted(online, range(20), 100, lambda _: 5)
+    said = online.judged, online.violated, online.at_once, online.margins
+    before = [of.copy() for of in said]
+    counted(online, range(20, 20 + 288), 100, lambda _: 7)  # a day, in which every place of a time is written again
+    for was, of in zip(before, said, strict=True):
+        np.testing.assert_array_equal(of, was)
+    assert online.judged[0] > said[0][0]
+
+
+def test_snapshots_of_any_distance_are_followed_by_the_first_budget_alone_unless_the_second_is_asked_for() -> None:
+    # of 100 machines 11 pass at the first of six hours, which is known when the fourth begins
+    slots, hour_us = 6, 3_600_000_000
+    sums = np.zeros((slots * 100, N_TERMS))
+    sums[:, T_LIMIT] = 1.0
+    peak = np.zeros(slots * 100)
+    peak[:11] = 1.0
+    rows = MachineRows(sums, peak, np.arange(slots * 100) % 100, 1.0)
+    time = np.repeat(np.arange(slots), 100) * hour_us
+    one = following.follow(MachineCurve(), rows, time, 3_600, hour_us, 0.01).reshape(slots, 100)
+    two = follow_all(MachineCurve(), rows, time, 3_600, hour_us, (0.01,))[0].reshape(slots, 100)
+    more = -math.log(0.01) / RATES[-1]
+    np.testing.assert_allclose(one[:3], more)
+    # a day has 24 * 100 answers: at 1 % 24 violations
+    moved = 4 * math.sqrt(24 / 640) * (11 - 1) / 24
+    np.testing.assert_allclose(one[3], more + moved / RATES[-1])
+    np.testing.assert_allclose(two[:3], one[:3])
+    np.testing.assert_allclose(two[3], one[3] + 0.99 / 12 / RATES[-1])
 
 
 def test_before_the_first_outcome_nothing_is_known_of_them() -> None:

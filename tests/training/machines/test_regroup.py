@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import CPU_MEAN, Windows, demand, empty_windows
 from reclaim.training.machines.regroup import SIZES, regroup
 from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
@@ -45,6 +48,21 @@ def test_every_task_is_on_one_drawn_machine_for_life_and_halves_stay_apart(windo
         for task, on in of_task.items():
             (number,) = on
             assert number % 2 == task % 2  # of machines 0 to 3; the one that moved counts to its first
+
+
+def test_tasks_are_drawn_to_as_many_machines_twice_and_to_half_and_to_twice_as_many(windows: Windows) -> None:
+    _, others = found(windows)
+    drawn = [set(machine.tolist()) for _, machine in others]
+    assert [on <= set(range(n)) for on, n in zip(drawn, (4, 4, 2, 8), strict=True)] == [True] * 4
+    assert drawn[2] == {0, 1}
+    assert max(drawn[3]) > 3  # of twelve tasks all would be on half of the eight one time in 4,096
+
+
+def test_a_task_that_was_on_no_machine_is_put_on_none(windows: Windows) -> None:
+    somewhere = windows.collection_id != 5
+    _, others = found(replace(windows, machine_id=np.where(somewhere, windows.machine_id, UNKNOWN_ID)))
+    for at, _ in others:
+        assert set(windows.collection_id[at.rows].tolist()) == set(range(TASKS)) - {5}
 
 
 def test_nothing_is_lost_and_peaks_are_those_of_the_tasks_together(windows: Windows) -> None:

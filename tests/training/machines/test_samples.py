@@ -58,6 +58,12 @@ def test_where_one_task_takes_the_place_of_another_each_slot_has_the_peak_of_its
     np.testing.assert_allclose(found, [0.3, 0.3, 0.1, 0.7, 0.7, 0.7, np.nan, np.nan])
 
 
+def test_usage_is_capped_at_the_limit_of_its_own_sample() -> None:
+    laid_out = lay_out({(0, 0): (0.6, 0.5), (0, 1): (0.6, 0.75), (1, 0): (0.25, 0.5)})
+    assert laid_out.usage.tolist() == [0.6, 0.6, 0.25]
+    assert laid_out.capped.tolist() == [0.5, 0.6, 0.25]
+
+
 def test_the_age_counts_snapshots_in_a_row() -> None:
     laid_out = lay_out({(task, slot): (0.1, 1.0) for task, slot in ((0, 0), (0, 1), (0, 3), (1, 1), (1, 2), (1, 3))})
     assert laid_out.age.tolist() == [1, 2, 1, 1, 2, 3]

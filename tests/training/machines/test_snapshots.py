@@ -7,7 +7,8 @@ import pytest
 
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import CPU_MEAN, Windows, concatenate, empty_windows
-from reclaim.training.machines.snapshots import Snapshots, lay_out_cell, slot_s_of
+from reclaim.training.machines.samples import TaskSamples
+from reclaim.training.machines.snapshots import Floats, Snapshots, lay_out_cell, slot_s_of
 
 S = 1_000_000
 SLOT_US = 300 * S
@@ -47,6 +48,8 @@ def test_a_window_a_slot_after_the_hour_is_enough_where_others_lie_within() -> N
     assert found[0] == pytest.approx((HOUR - 1) / 100)
     alone = peaks(windows_of((1, 0, 0.1), *((1, slot, 0.2) for slot in range(HOUR + 1, 40))))
     assert 0 not in alone  # nothing within the hour
+    at_the_end = peaks(windows_of((1, 0, 0.1), *((1, slot, 0.2) for slot in range(HOUR, 40))))
+    assert at_the_end[0] == 0.2  # the hour's last moment is within it
 
 
 def test_of_several_windows_in_a_slot_the_largest_counts_and_the_first_ones_limit() -> None:
@@ -106,3 +109,21 @@ def test_a_slot_is_five_minutes_or_the_usual_window_where_that_is_longer() -> No
     for length_s, slot_s in ((60, 300), (300, 300), (3_600, 3_600)):
         assert slot_s_of(windows_of((1, 0, 0.1), (1, 20, 0.1), length_s=length_s)) == slot_s
     assert slot_s_of(empty_windows()) == 300
+    lengths_s = [windows_of((1, k, 0.1), length_s=length_s) for k, length_s in enumerate((60, 600, 86_400))]
+    assert slot_s_of(concatenate(lengths_s)) == 600  # a single long one is not the usual one
+
+
+def test_what_a_predictor_foresees_is_kept_of_the_times_that_are_judged() -> None:
+    windows = windows_of(*((1, slot, slot / 100) for slot in range(30)), *((2, slot, 0.2) for slot in range(30)))
+    judged = (windows.start_us >= 4 * SLOT_US) & (windows.start_us < 7 * SLOT_US)
+    asked = []
+
+    def foresee(samples: TaskSamples) -> dict[str, Floats]:
+        asked.append(len(samples.times_us))
+        return {"now": samples.total(samples.usage), "tasks": samples.total(np.ones(len(samples.task)))}
+
+    cell = lay_out_cell(windows, 0, SLOT_US, 3_600, judged=judged, foresee=foresee)
+    assert cell is not None
+    assert asked == [30]  # once, of all times
+    assert cell.foreseen["now"].tolist() == pytest.approx([0.24, 0.25, 0.26])
+    assert cell.foreseen["tasks"].tolist() == [2.0] * 3

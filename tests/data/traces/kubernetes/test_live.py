@@ -155,8 +155,10 @@ def test_bytes_of_anything_but_a_fold_make_nothing(content: Any) -> None:
 
 def test_arrays_and_numbers_come_back_as_they_were() -> None:
     fold = LiveFold(DIALECT)
-    numbers: list[Any] = [np.arange(6.0).reshape(2, 3), np.array([True, False]), np.zeros(0, np.int32), np.float64("nan"),
-               np.int64(-7), np.bool_(True)]  # fmt: skip
+    numbers: list[Any] = [
+        np.arange(6.0).reshape(2, 3), np.array([True, False]), np.zeros(0, np.int32), np.float64("nan"),
+        np.int64(-7), np.bool_(True),
+    ]  # fmt: skip
     gone: dict[Any, Any] = {(1, k): number for k, number in enumerate(numbers)}
     fold._gone = gone
     found = from_bytes(as_bytes(fold, 3))
