@@ -28,7 +28,9 @@ NOT_ISO: Final = " is not a time by ISO 8601"
 NO_TIER: Final = " is no word of the mapping's tier"
 """End of the reason of a reject."""
 NEGATIVE_ID: Final = " is negative, which the id of a machine is not"
-_ISO_FORM: Final = r"\s*(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(?: ?(Z|UTC|[+-]\d\d(?::?\d\d)?))?\s*"
+_ISO_FORM: Final = (
+    r"\s*(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(?: ?(Z|UTC|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?))?\s*"
+)
 """A date with or without a time of the day, its first group; and its zone, the second."""
 
 

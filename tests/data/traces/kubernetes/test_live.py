@@ -137,17 +137,18 @@ class _Reduced:
 LYING = _Reduced(np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        (0, Path.cwd), 5, (1, 2), ("1", LiveFold(DIALECT)), (0, [LiveFold(DIALECT)]), (0, LYING),
-        (0, _Reduced(*np.zeros(1).__reduce__()[:1], (np.ndarray, (10**13,), b"d"))),
-        (0, _Reduced(kept_module._array, ("O", (1,), b"AAAAAAAA"))),
-        (0, _Reduced(kept_module._array, ("<f8", (10**13,), b""))),
-        (0, _Reduced(kept_module._array, ("i4,O", (1,), bytes(12)))), (0, _Reduced(LiveFold, ())),
-    ],
-    ids=repr,
-)  # fmt: skip
+CONTENTS = {
+    "a function": (0, Path.cwd), "a number": 5, "two numbers": (1, 2), "no time": ("1", LiveFold(DIALECT)),
+    "no fold": (0, [LiveFold(DIALECT)]), "a type that lies": (0, LYING),
+    "an array of numpy": (0, _Reduced(*np.zeros(1).__reduce__()[:1], (np.ndarray, (10**13,), b"d"))),
+    "objects": (0, _Reduced(kept_module._array, ("O", (1,), b"AAAAAAAA"))),
+    "objects in records": (0, _Reduced(kept_module._array, ("i4,O", (1,), bytes(12)))),
+    "another size": (0, _Reduced(kept_module._array, ("<f8", (10**13,), b""))),
+    "a fold of nothing": (0, _Reduced(LiveFold, ())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_bytes_of_anything_but_a_fold_make_nothing(content: Any) -> None:
     kept = pickle.dumps(content)
     assert from_bytes(kept_module._digest(kept) + kept) is None
