@@ -116,8 +116,8 @@ class Tails:
                     by_cgroup.setdefault(tuple(one.named.get(label, "") for label in _MEASURED), []).append(one)
                 of_copies = [_of_one_copy(same, self._last) for same in by_cgroup.values()]
                 found[key] = [one for taken, _ in of_copies for one in taken]
-                if differ := max(differ for _, differ in of_copies):
-                    twice[key] = differ
+                if differs := [differ for _, differ in of_copies if differ]:
+                    twice[key] = differs[0]
         return found, twice
 
     def samples(
