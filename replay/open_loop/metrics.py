@@ -263,7 +263,7 @@ def bootstrap(unit_sums: NDArray[np.float64], how: Bootstrap) -> Mapping[str, ND
     Returns
     -------
     dict of str to float64, shape (2, n_resources)
-        Lower and upper bound; NaN where the metric is NaN in every draw, or known of fewer than ``FEWEST`` units.
+        Lower and upper bound; NaN where too few draws know the metric (``bounds``), or fewer than ``FEWEST`` units.
     """
     flat = unit_sums.reshape(len(unit_sums), len(STATS) * len(RESOURCES))
     resampled = resampled_sums(flat, draws=how.draws, seed=how.seed)

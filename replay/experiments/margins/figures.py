@@ -187,7 +187,7 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
 
 
 def _strength(estimator: Mapping[str, Any], results: Mapping[str, Any]) -> float:
-    """Return what an estimator reclaims under the first margin of the page, of resources where it keeps the budget."""
+    """Return what an estimator reclaims at ``HEADLINE``, of the resources of which it keeps the budget."""
     verdicts = results["against_best"].get(HEADLINE, {}).get(estimator["name"], {})
     kept = (r for r in judged(results) if verdicts.get(r, {}).get("verdict") != EXCEEDS)
     return sum(_reclaimed(estimator, HEADLINE, r)["value"] for r in kept)
