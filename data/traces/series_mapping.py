@@ -71,6 +71,13 @@ _KEYS: Final[dict[str, tuple[type, ...]]] = {
     "machine": (str,), "machines": (dict,), "file_column": (str,), "header": (list,),
 }  # fmt: skip
 _OPTIONAL: Final = ("collection", "files", "tier", "machine", "machines", "file_column", "header")
+_EXAMPLES: Final = {
+    "task": 'task = "vm", the column that names the task', "time": 'time = "start", the column of the window\'s start',
+    "time_unit": f'time_unit = "s", or ms, us or {ISO}',
+    "window_s": "window_s = 300, the length of a window in seconds",
+    "columns": 'a table [columns], with cpu_mean = "used" and cpu_limit = 1.0',
+}  # fmt: skip
+"""What a mapping that lacks a key lacks."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
     """Return the faults of a mapping."""
     optional = (*_OPTIONAL, *(("time_unit",) if isinstance(raw.get("time"), dict) else ()))
     problems = [f"unknown key {key!r}" for key in sorted(raw.keys() - _KEYS.keys())]
-    problems += [f"missing key {key!r}" for key in _KEYS if key not in raw and key not in optional]
+    problems += [f"missing key {key!r} ({_EXAMPLES[key]})" for key in _KEYS if key not in raw and key not in optional]
     right = {key: raw[key] for key in _KEYS if key in raw and isinstance(raw[key], _KEYS[key])}
     right = {key: value for key, value in right.items() if not isinstance(value, bool)}
     problems += [

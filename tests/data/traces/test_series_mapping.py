@@ -76,7 +76,7 @@ def test_a_mistake_in_what_a_mapping_says_of_tiers_runs_and_percentiles_is_named
 
 def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
     text = MAPPING.replace("window_s = 300", "windows = 300").replace("cpu_limit", "cpu_limits")
-    with pytest.raises(ConfigError, match=r"unknown key 'windows'; missing key 'window_s'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'windows'; missing key 'window_s' \(window_s = 300, the l"):
         load_mapping(given_mapping(tmp_path, text))
     with pytest.raises(ConfigError, match=r"unknown canonical column 'cpu_means'.*columns.cpu_mean is required"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace("cpu_mean", "cpu_means")))
