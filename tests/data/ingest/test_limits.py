@@ -40,6 +40,7 @@ windows_of_tasks = st.lists(st.tuples(TASKS, st.integers(0, 11), st.integers(1, 
 def slowly(events: list[Event], task: tuple[int, int], start: int, end: int) -> dict[str, Any]:
     """Return what holds in a window, as the docstring of ``policy_of`` says, word by word."""
     mine = [e for e in events if e.task == task and e.time != s.AFTER_TRACE_US]
+    mine.sort(key=lambda e: (e.time, e.kind not in s.EventType.ENDS))
     starts = [e.time for e in mine if e.kind == s.EventType.SCHEDULE and e.time < end]
     scheduled = starts[-1] if starts else None
     out: dict[str, Any] = {s.SCHEDULED_US: scheduled}
@@ -90,6 +91,21 @@ def test_an_event_at_a_windows_start_holds_in_it_and_one_at_its_end_does_not() -
     assert [row[s.CPU_LIMIT] for row in joined(events, [(task, 0, 300), (task, 300, 600), (task, 600, 900)])] == [
         0.1, 0.2, 0.3,
     ]  # fmt: skip
+
+
+def test_where_a_task_ends_and_starts_again_at_one_time_the_start_is_what_follows() -> None:
+    def event(time: int, kind: int, limit: float) -> Event:
+        return Event((1, 0), time, kind, (limit, limit, None, None, None))
+
+    submit, schedule, fail, update = (
+        s.EventType.SUBMIT, s.EventType.SCHEDULE, s.EventType.FAIL, s.EventType.UPDATE_RUNNING
+    )  # fmt: skip
+    windows = [((1, 0), 4, 9), ((1, 0), 5, 9)]  # of which the first is older than the start
+    events = [event(0, schedule, 0.25), event(5, submit, 0.5), event(5, schedule, 1.0), event(5, fail, 0.25)]
+    assert [(row[s.CPU_LIMIT], row[s.SCHEDULED_US]) for row in joined(events, windows)] == [(1.0, 5), (1.0, 5)]
+    events.append(event(5, update, 0.5))
+    assert [row[s.CPU_LIMIT] for row in joined(events, windows)] == [0.5, 0.5]
+    assert [row[s.CPU_LIMIT] for row in joined([event(0, schedule, 0.25), event(5, fail, 0.5)], windows)] == [0.25, 0.5]
 
 
 def test_a_start_at_the_very_start_of_a_window_is_not_inside_it() -> None:
