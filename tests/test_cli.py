@@ -248,6 +248,7 @@ def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one
         assert done.returncode == 2
         assert message in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
+        assert "answers in some seconds" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

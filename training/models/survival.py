@@ -236,9 +236,10 @@ def _log_loss(survival: Any, thresholds: Any, y: Any, out: Any) -> None:
 def crps(survival: NDArray[np.float32], thresholds: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the continuous ranked probability score of each demand, in shares of the limit; arguments as ``log_loss``.
 
-    The integral over r of the squared difference between S(r) and what came: 1 below the demand and 0 from it on. It
-    compares curves of other thresholds, too, which the likelihood does not. A demand above the limit counts as the
-    limit (Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation", 2007).
+    The integral over r, up to the last threshold, of the squared difference between S(r) and what came: 1 below the
+    demand and 0 from it on. It compares curves of other thresholds, too, which the likelihood does not. A demand above
+    the limit counts as the limit (Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation",
+    2007).
     """
     out = np.empty(y.shape)
     _crps(survival, thresholds, y, out)

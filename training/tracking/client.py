@@ -85,8 +85,10 @@ def default_store(uri: str) -> Iterator[None]:
             os.environ |= {} if value is None else {name: value}
 
 
-def run_interface(port: int) -> None:
+def run_interface(port: int, begun: Callable[[], None]) -> None:
     """Serve MLflow's own page of the current store on the loopback address until SIGINT or SIGTERM.
+
+    ``begun`` is called when nothing is in its way.
 
     Raises
     ------
@@ -123,6 +125,7 @@ def run_interface(port: int) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words]
     for ending in (signal.SIGINT, signal.SIGTERM):  # the first is ignored where a shell began this in the background
         signal.signal(ending, signal.default_int_handler)
+    begun()
     with subprocess.Popen(command, start_new_session=True) as server:
         try:
             code = server.wait()

@@ -67,5 +67,4 @@ def mlflow(
     """Show the record of runs and models in a browser, on this machine alone, until stopped (Ctrl-C)."""
     from reclaim.training.tracking.client import run_interface
 
-    print_status(f"http://127.0.0.1:{port}/ answers in some seconds; Ctrl-C ends it")
-    run_interface(port)
+    run_interface(port, lambda: print_status(f"http://127.0.0.1:{port}/ answers in some seconds; Ctrl-C ends it"))
