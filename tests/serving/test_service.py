@@ -61,7 +61,9 @@ def test_a_request_is_answered(client: TestClient) -> None:
     assert response.headers["content-type"] == "application/json"
     answer = ReservationResponse.model_validate(response.json())
     assert (answer.model.name, answer.model.version, answer.margin.name) == ("reclaim", "3", "medium")
-    assert 0 < answer.tasks[0].reservation.cpu < 2.0
+    (task,) = answer.tasks
+    assert (task.reservation.cpu, task.rule.cpu) == (2.0, "unknown")  # the last window reserves all of a lower limit
+    assert 0 < task.reservation.memory < 4e9
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
