@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +23,10 @@ _SERVING: Final = {
 def give_up_soon() -> None:
     """Let MLflow wait less for a store that does not answer, and read its file as it is, from now on.
 
-    For a process that serves; what its environment says already stands.
+    For a process that serves; what its environment says already stands. A store that is away is told once by what
+    follows it, and not of each attempt as well: some 20,000 lines a day.
     """
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     for name, value in _SERVING.items():
         os.environ.setdefault(name, value)
 

@@ -23,7 +23,7 @@ from reclaim.serving.models.keeper import _FETCH_AGAIN_S, ModelKeeper
 from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, save_bundle
-from reclaim.training.tracking.aliases import RegistryReader
+from reclaim.training.tracking.aliases import RegistryReader, give_up_soon
 from reclaim.training.tracking.client import store_client
 from reclaim.training.tracking.runs import fetch_bundle
 from tests.serving.patience import soon
@@ -361,6 +361,14 @@ def test_an_unreachable_registry_leaves_the_model_current_and_is_reported_with_i
     assert (keeper.served.version, keeper.status().registry) == ("2", "reachable")
     assert caplog.text.count("registry is unreachable") == 1
     assert caplog.text.count("reachable again") == 1
+
+
+def test_a_service_is_not_told_of_each_attempt_to_reach_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = logging.getLogger("urllib3.connectionpool")
+    monkeypatch.setattr(attempts, "level", logging.NOTSET)
+    give_up_soon()
+    assert not attempts.isEnabledFor(logging.WARNING)
+    assert attempts.isEnabledFor(logging.ERROR)
 
 
 def test_a_registry_that_was_replaced_is_read_anew_and_a_damaged_one_is_unreachable(
