@@ -77,7 +77,7 @@ _EXAMPLES: Final = {
     "window_s": "window_s = 300, the length of a window in seconds",
     "columns": 'a table [columns], with cpu_mean = "used" and cpu_limit = 1.0',
 }  # fmt: skip
-"""What a mapping that lacks a key lacks."""
+"""Lines that a mapping without a key is to have."""
 
 
 @dataclass(frozen=True)
