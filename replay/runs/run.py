@@ -243,6 +243,8 @@ def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: Fe
         f"train on these features, `reclaim train {dataset.path}`, or replay on those that the model was trained on, "
         f"built by `reclaim features {dataset.path}` with the settings of that time"
     )
+    if bundle.origin is not None and bundle.origin.builtin:
+        remedy = "name another with --model, or none with --no-model"
     begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
     seen = [(name, facts, remedy) for facts in bundle.trained.get("datasets", ())]
     for facts in bundle.trained.get("prior", {}).get("datasets", ()):

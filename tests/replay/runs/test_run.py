@@ -471,6 +471,8 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     bundle = replace(learned(), trained={"datasets": [facts]})
     with pytest.raises(ConfigError, match="trees was trained or tuned on windows that are to be tested here"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
+    with pytest.raises(ConfigError, match=r"name another with --model, or none with --no-model"):
+        check_unseen("builtin/2", replace(bundle, origin=builtin_model()), dataset)
     by_prior = replace(learned(), trained={"datasets": [], "prior": {"datasets": [facts]}})
     with pytest.raises(ConfigError, match=r"the prior of trees was trained or tuned on windows .* `--set prior=none`"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": by_prior}, tracking=False)
