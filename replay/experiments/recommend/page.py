@@ -79,9 +79,11 @@ def findings(results: Results) -> list[str]:
         rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)
         said = {
             "": "no window of the back-test is known, so nothing says how often requests would be too low",
-            NOISE: f"{NOISE} of the budget",
-            UNKNOWN: "more than the budget, and of a single workload no noise is known",
-        }.get(verdict, verdict)
+            NOISE: f"the back-test is {NOISE} of the budget",
+            UNKNOWN: "the back-test violates more than the budget, and of a single workload no noise is known",
+            EXCEEDS: f"the back-test {EXCEEDS}",
+            WITHIN: f"the back-test is {WITHIN}",
+        }[verdict]
         numbers = f" ({percent(rate['value'])} violate, {percent(results['budget'][r])} may)" if verdict else ""
         found.append(f"{RESOURCE_TITLES[r]}: {said}{numbers}")
         held = sum(line[r]["rule"] == RULES[OVER] for line in results["workloads"])
