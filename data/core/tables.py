@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -132,7 +133,12 @@ def show(value: Cell, *, percent: bool = False) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
-        return value
+        return value if value.isprintable() else "".join(_shown(character) for character in value)
     if percent:
         return f"{100 * value:.2f} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _shown(character: str) -> str:
+    """Return a character of a name; another one for controls, line ends and marks that turn the direction of text."""
+    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") else character

@@ -17,6 +17,12 @@ def test_a_caption_stands_above_the_table() -> None:
     assert WIDE.as_text().splitlines()[0] == "All"
 
 
+def test_a_name_breaks_no_row_and_turns_no_line() -> None:
+    names = ("web\nadmin", "\x1b[2Jgone", "a\u202eb", "a\u2028b", "caf\u00e9 \u65e5\u672c\u00a01")
+    shown = ["web\ufffdadmin", "\ufffd[2Jgone", "a\ufffdb", "a\ufffdb", names[-1]]
+    assert [cell for (cell,) in Table(("name",), tuple((name,) for name in names)).as_strings()] == shown
+
+
 def test_what_all_rows_say_is_said_once() -> None:
     table = Table(("dataset", "margin", "rows", "run"), (("cell", "medium", 3, "a"), ("cell", "baseline", 3, "b")))
     words, rest = table.common()
