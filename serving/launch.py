@@ -19,7 +19,7 @@ from reclaim.data.core.files import take_lock
 from reclaim.data.dataset import MANIFEST
 from reclaim.data.errors import ConfigError
 from reclaim.serving.http.process import backlog_of, raise_open_files
-from reclaim.serving.http.tokens import check_files
+from reclaim.serving.http.tokens import Tokens
 from reclaim.serving.models.cache import start_model
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings, cell_folder, read_settings
 
@@ -98,7 +98,7 @@ def serve(
             if settings.record is not None:
                 _check_record(settings.record)
             address = str(listening.getsockname()[0])
-            check_files(settings)
+            Tokens(settings)  # a bad file ends the start here, not in the server
             _check_access(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
             start = start_model(settings)  # a problem is one line here, and would be a traceback later
         given |= {"model_version": start.location.version, "bundle": start.location.folder}

@@ -92,7 +92,7 @@ class ServingSettings(BaseSettings):
     """Folder that every window is recorded in, a trace that ``--trace recorded`` reads; None: none is."""
     record_days: float | None = Field(default=None, ge=1, le=LONGEST_S / 86_400)
     """Days that recorded windows are kept for, by their own clock: older files are deleted when an hour is written.
-    None: all are kept, some 33 bytes a window."""
+    None: all are kept, some 31 bytes a window."""
     state: Path | None = None
     """Folder for all that must outlive the process; None keeps it in memory alone, and answers say so."""
     repair: bool = False

@@ -44,18 +44,6 @@ def read_token(path: Path) -> bytes:
     return token
 
 
-def check_files(settings: ServingSettings) -> None:
-    """Raise ConfigError where a file holds no token, or there is one for readers and none for writers."""
-    for file in (settings.token_file, settings.read_token_file):
-        if file is not None:
-            read_token(file)
-    if settings.token_file is None and settings.read_token_file is not None:
-        raise ConfigError(
-            "RECLAIM_READ_TOKEN_FILE names a token that may only read, and without --token-file anybody may write; "
-            "name that, too"
-        )
-
-
 class Token:
     """The token of a file, which may be replaced while the service runs.
 
@@ -98,11 +86,15 @@ class Tokens:
     Raises
     ------
     ConfigError
-        As ``check_files``.
+        A file cannot be read or holds no token, or there is a token for readers and none for writers.
     """
 
     def __init__(self, settings: ServingSettings) -> None:
-        check_files(settings)
+        if settings.token_file is None and settings.read_token_file is not None:
+            raise ConfigError(
+                "RECLAIM_READ_TOKEN_FILE names a token that may only read, and without --token-file anybody may write; "
+                "name that, too"
+            )
         self._all = None if settings.token_file is None else Token(settings.token_file)
         self._read = None if settings.read_token_file is None else Token(settings.read_token_file)
         self.asked = self._all is not None

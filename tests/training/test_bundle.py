@@ -199,6 +199,14 @@ def test_files_that_are_damaged_or_of_another_release_are_refused_in_one_line_wi
     assert "\n" not in str(refused.value)
 
 
+def load_changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Bundle:
+    """Load a bundle whose facts were changed on the disk."""
+    facts = json.loads((folder / BUNDLE_FILE).read_text())
+    change(facts)
+    (folder / BUNDLE_FILE).write_text(json.dumps(facts))
+    return load_bundle(folder)
+
+
 @pytest.mark.parametrize(
     "fact",
     [
@@ -213,22 +221,18 @@ def test_facts_of_another_kind_are_refused_before_a_request_meets_them(
     bundle: Bundle, tmp_path: Path, fact: dict[str, Any]
 ) -> None:
     save_bundle(bundle, tmp_path / "bundle")
-    path = tmp_path / "bundle" / BUNDLE_FILE
-    facts = json.loads(path.read_text())
     load_bundle(tmp_path / "bundle")
-    path.write_text(json.dumps(facts | fact))
     with pytest.raises(ModelError, match="the files of the model are damaged or of another release"):
-        load_bundle(tmp_path / "bundle")
+        load_changed(tmp_path / "bundle", lambda facts: facts.update(fact))
 
 
 def test_a_price_of_the_baseline_below_that_of_the_aggressive_margin_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    def lower(facts: dict[str, Any]) -> None:
+        facts["prices"]["baseline"]["value"]["cpu"] = 0.5 * facts["prices"]["aggressive"]["value"]["cpu"]
+
     save_bundle(bundle, tmp_path / "bundle")
-    path = tmp_path / "bundle" / BUNDLE_FILE
-    facts = json.loads(path.read_text())
-    facts["prices"]["baseline"]["value"]["cpu"] = 0.5 * facts["prices"]["aggressive"]["value"]["cpu"]
-    path.write_text(json.dumps(facts))
     with pytest.raises(ModelError, match="prices: not as a model has it"):
-        load_bundle(tmp_path / "bundle")
+        load_changed(tmp_path / "bundle", lower)
 
 
 def test_a_bundle_of_an_earlier_format_is_refused_with_what_to_do(bundle: Bundle, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def give_up_soon() -> None:
     """Let MLflow wait less for a store that does not answer, and read its file as it is, from now on.
 
     For a process that serves; what its environment says already stands. A store that is away is told once by what
-    follows it, and not of each attempt as well: some 20,000 lines a day.
+    follows it, and not of each attempt as well: two lines every ten seconds.
     """
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     for name, value in _SERVING.items():

@@ -182,7 +182,7 @@ def _standing(
     measured = estimator["results"].get(margin, {}).get("all")
     if measured is None or measured[RECLAIMED][resource]["value"] is None:
         return None
-    difference, alone = (
+    difference, set_once = (
         differences.get(name, {}).get(resource, {}) for name in (estimator["name"], rests_on(estimator["name"]))
     )
     return {
@@ -193,7 +193,7 @@ def _standing(
         "against": difference.get("against"),
         "difference": difference.get(RECLAIMED),
         "verdict": difference.get("verdict", ""),
-        "at_equal_violation": (alone.get("at_equal_violation") or {}).get("verdict", ""),
+        "at_equal_violation": (set_once.get("at_equal_violation") or {}).get("verdict", ""),
     }
 
 

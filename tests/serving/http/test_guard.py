@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
@@ -18,145 +18,16 @@ from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request, Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
 
-from reclaim.data.errors import ConfigError
 from reclaim.serving.http import guard as guarding
-from reclaim.serving.http.guard import ARROW, App, Guard
-from reclaim.serving.http.tokens import check_files, read_token
-from reclaim.serving.settings import ServingSettings
+from reclaim.serving.http.guard import ARROW, Guard
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import ErrorResponse
+from tests.serving.http.guarded import LIMIT, TOKEN, FakeService, Message, answer, ask, guarded, make_api
 from tests.serving.patience import PATIENCE_S, soon
 from tests.serving.virtual_time import run_timeless
-
-Json = dict[str, Any]
-Message = MutableMapping[str, Any]
-TOKEN = b"0123456789abcdef"
-LIMIT = 2_048
-"""Time limit for what must happen; a test waits this long only where it fails."""
-
-
-class FakeService:
-    """The part of the service that the guard uses."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = ServingSettings.model_validate(
-            {"max_body_bytes": LIMIT, "max_bulk_bytes": 2 * LIMIT, "token_file": None, **settings}
-        )
-        self.ready = Readiness(True, {"ready": True})
-        self.done: list[tuple[str, str, int, float]] = []
-        self.requests_under_way = 0
-        self.open = threading.Event()
-
-    def readiness(self) -> Readiness:
-        """Return what the test says."""
-        return self.ready
-
-    def request_done(self, endpoint: str, method: str, status: int, seconds: float) -> None:
-        """Keep it for the test to look at."""
-        self.done.append((endpoint, method, status, seconds))
-
-
-def make_api(fake: FakeService) -> FastAPI:
-    api = FastAPI(openapi_url=None)
-
-    @api.post("/v1/echo/{name}")
-    async def echo(name: str, request: Request) -> Response:
-        return Response(f"{name} {len(await request.body())}")
-
-    @api.post("/v1/slow")
-    async def slow(request: Request, seconds: float) -> str:
-        await request.body()
-        await asyncio.sleep(seconds)
-        return "done"
-
-    @api.post("/v1/thread")
-    async def thread() -> str:
-        await run_in_threadpool(fake.open.wait, PATIENCE_S)
-        return "done"
-
-    @api.get("/v1/stream")
-    async def stream(parts: int, seconds: float) -> Response:
-        async def content() -> Any:
-            for _ in range(parts):
-                yield b"part"
-                await asyncio.sleep(seconds)
-
-        return StreamingResponse(content())
-
-    return api
-
-
-class Answer:
-    """One answer: status, headers, what the body holds, and how long after the request it began."""
-
-    def __init__(self, messages: list[Message]) -> None:
-        start = messages[0]
-        self.status: int = start["status"]
-        self.after_s: float = start["after_s"]
-        self.headers = {name.decode(): value.decode() for name, value in start["headers"]}
-        self.body = b"".join(message.get("body", b"") for message in messages[1:])
-
-    @property
-    def code(self) -> str:
-        """The code of an error."""
-        return ErrorResponse.model_validate_json(self.body).error.code
-
-
-def ask(
-    guard: App, method: str, path: str, *, headers: dict[str, str] | None = None, parts: tuple[bytes, ...] = (),
-    gone: bool = False, pause_s: float = 0.0, query: str = "",
-) -> list[Message]:  # fmt: skip
-    """Return what the guard sent, and after how long; the body comes in parts, and the client leaves if it is gone."""
-
-    async def run() -> list[Message]:
-        sent: list[Message] = []
-        left = list(parts or [b""])
-
-        async def receive() -> Message:
-            await asyncio.sleep(pause_s)
-            if left:
-                part = left.pop(0)
-                return {"type": "http.request", "body": part, "more_body": bool(left) or gone}
-            if not gone:
-                await asyncio.Event().wait()  # a client that has said all stays, and says nothing
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            sent.append({**message, "after_s": asyncio.get_running_loop().time()})
-
-        given = {"transfer-encoding": "chunked"} if parts and "content-length" not in (headers or {}) else {}
-        named = {**given, **(headers or {})}
-        scope = {
-            "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
-            "query_string": query.encode(), "root_path": "", "scheme": "http", "server": ("127.0.0.1", 1),
-            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in named.items()],
-        }  # fmt: skip
-        await guard(scope, receive, send)
-        return sent
-
-    return run_timeless(run())
-
-
-def answer(guard: App, method: str, path: str, **options: Any) -> Answer:
-    return Answer(ask(guard, method, path, **options))
-
-
-def guarded(**settings: Any) -> tuple[Guard, FakeService]:
-    fake = FakeService(**settings)
-    return Guard(make_api(fake), lambda: fake), fake
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    file = tmp_path / "token"
-    file.write_bytes(TOKEN + b"\n")
-    return file
 
 
 def takes(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,119 +63,6 @@ def test_livez_needs_no_service_and_readyz_needs_one() -> None:
     assert (reply.status, json.loads(reply.body)) == (503, fake.ready.about)
     assert answer(guard, "GET", "/livez").status == 200
     assert answer(guard, "POST", "/livez").code == "method_not_allowed"
-
-
-@pytest.mark.parametrize("path", ["/v1/stream", "/metrics", "/docs.json", "/", "//livez", "/livez/", "/readyz?x"])
-@pytest.mark.parametrize(
-    "given",
-    [
-        "",
-        "Bearer",
-        "Bearer ",
-        "Bearer 0123456789abcdeF",
-        "Basic 0123456789abcdef",
-        "Bearer 0123456789abcdef0",
-        "Bearer é",
-    ],
-)
-def test_without_the_token_nothing_but_probes_answers(token_file: Path, path: str, given: str) -> None:
-    guard, _ = guarded(token_file=token_file)
-    reply = answer(guard, "GET", path, headers={"authorization": given} if given else {})
-    assert (reply.status, reply.code, reply.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
-    for probe in ("/livez", "/readyz", "/healthz"):
-        assert answer(guard, "GET", probe).status == 200
-
-
-@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
-def test_the_token_opens_and_is_never_logged(token_file: Path, scheme: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    guard, _ = guarded(token_file=token_file)
-    right = {"authorization": scheme + TOKEN.decode()}
-    assert answer(guard, "POST", "/v1/echo/x", headers=right).status == 200
-    assert answer(guard, "POST", "/v1/slow", headers=right).status == 422
-    assert answer(guard, "POST", "/v1/echo/x", headers={"authorization": "Bearer 0123456789abcdeX"}).status == 401
-    written = caplog.text + "".join(str(vars(record)) for record in caplog.records)
-    assert "0123456789abcde" not in written
-
-
-def test_a_token_that_is_replaced_opens_and_the_one_before_does_not(
-    token_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("reclaim.serving.http.tokens._LOOK_S", 0.0)
-    caplog.set_level(logging.INFO, "reclaim.serving.http.tokens")
-    guard, _ = guarded(token_file=token_file)
-    new = b"fedcba9876543210fedcba9876543210"
-
-    def statuses() -> list[int]:
-        given = [{"authorization": f"Bearer {token.decode()}"} for token in (TOKEN, new)]
-        return [answer(guard, "POST", "/v1/echo/x", headers=headers).status for headers in given]
-
-    assert statuses() == [200, 401]
-    token_file.write_bytes(b"short")  # half written, or a mistake: the service stays open to those that it knows
-    assert statuses() == [200, 401]
-    token_file.write_bytes(new)
-    assert statuses() == [401, 200]
-    token_file.unlink()
-    assert statuses() == [401, 200]
-    assert [record.levelname for record in caplog.records if "token" in record.message] == ["ERROR", "INFO", "ERROR"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/stream", 422), ("GET", "/metrics", 404), ("POST", "/v1/echo/x", 403), ("POST", "/v1/usage", 403),
-     ("POST", "/v1/tasks", 403), ("POST", "/v1/tasks/", 403), ("DELETE", "/v1/stream", 403),
-     ("POST", "/v1/cell/reservations", 404)],
-)  # fmt: skip
-def test_a_token_that_may_only_read_stores_nothing(
-    token_file: Path, tmp_path: Path, method: str, path: str, status: int
-) -> None:
-    reads = tmp_path / "reads"
-    reads.write_bytes(b"a-token-of-readers")
-    guard, _ = guarded(token_file=token_file, read_token_file=reads)
-    reply = answer(guard, method, path, headers={"authorization": "Bearer a-token-of-readers"})
-    assert reply.status == status
-    assert reply.status != 403 or reply.code == "read_only"
-    right = answer(guard, method, path, headers={"authorization": f"Bearer {TOKEN.decode()}"})
-    assert right.status not in (401, 403)
-    assert answer(guard, method, path, headers={"authorization": "Bearer a-token-of-readerz"}).status == 401
-
-
-def test_a_token_of_readers_without_one_of_writers_is_refused(tmp_path: Path) -> None:
-    reads = tmp_path / "reads"
-    reads.write_bytes(b"a-token-of-readers")
-    settings = FakeService(read_token_file=reads).settings
-    with pytest.raises(ConfigError, match=r"without --token-file anybody may write"):
-        check_files(settings)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"short", b"two words are no token", "tökentökentöken".encode(), b"x" * 2_000]
-)
-def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "token"
-    file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"must hold one token of 16 to 1024 visible ASCII characters"):
-        read_token(file)
-    with pytest.raises(ConfigError, match=r"cannot be read: No such file"):
-        read_token(tmp_path / "none")
-
-
-def test_a_bad_token_file_ends_the_start(tmp_path: Path) -> None:
-    guard, _ = guarded(token_file=tmp_path / "none")
-    sent: list[Message] = []
-
-    async def run() -> None:
-        async def receive() -> Message:
-            return {"type": "lifespan.startup"}
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await guard({"type": "lifespan", "state": {}}, receive, send)
-
-    with pytest.raises(ConfigError, match="cannot be read"):
-        run_timeless(run())
-    assert sent[-1]["type"] == "lifespan.startup.failed"
 
 
 def test_a_websocket_is_turned_away() -> None:
