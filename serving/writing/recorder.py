@@ -95,7 +95,6 @@ class Recorder:
                 self._write("collections", owners_table(joined))
                 self._write("usage", windows_table(joined))  # the last one: what counts is whether this is there
             sync_folder(self._folder)
-            self._shorten()
         except OSError as error:
             if not self._dropped:
                 log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
@@ -107,6 +106,7 @@ class Recorder:
                 log.warning("windows are recorded again; %d were not", self._dropped)
             self._dropped = 0
             self._count("written", n)
+            self._shorten()
             return True
         finally:
             self.forget()
@@ -116,14 +116,17 @@ class Recorder:
         self._kept, self._writes, self._ends, self._rows = [], [], [], 0
 
     def _shorten(self) -> None:
-        """Delete the files of hours that are no longer kept."""
+        """Delete the files of hours that are no longer kept; one that cannot be deleted is reported."""
         if self._keep_days is None:
             return
         from_us = self._end_us - round(self._keep_days * s.DAY_US)
         for table in RECORDED:
             for path in self._folder.glob(f"{table}-*.parquet"):
                 if path.name < file_name(table, from_us):  # names are times
-                    path.unlink()
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError as error:
+                        log.warning("%s is older than what is to be kept, and stays: %s", path, error)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if not len(rows):

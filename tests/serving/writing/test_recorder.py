@@ -172,3 +172,20 @@ def test_only_files_of_the_last_days_are_kept_where_that_is_asked_for(tmp_path: 
         assert max(ends_us) == (5 * 144 + 1) * W
         assert min(ends_us) == max(ends_us) - (kept - 1) * s.DAY_US // 2
     assert other.exists()
+
+
+def test_an_old_file_that_cannot_be_deleted_is_reported_and_what_was_written_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = {"written": 0, "dropped": 0}
+
+    def count(outcome: str, n: int) -> None:
+        counts[outcome] += n
+
+    old = tmp_path / f"usage-{W:020d}.parquet"
+    old.mkdir()
+    recorder = Recorder(tmp_path, count, keep_days=1.0)
+    recorder.take(windows_of({"at": 3 * 288}))
+    assert recorder.close()
+    assert counts == {"written": 1, "dropped": 0}
+    assert f"{old} is older than what is to be kept, and stays" in caplog.text
