@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, demand
+from reclaim.features.splits import mixed
 
 if TYPE_CHECKING:
     from reclaim.features.feature_set import FeatureSet
@@ -103,22 +104,10 @@ def _found(digests: Digests, few: Digests) -> tuple[NDArray[np.bool_], NDArray[n
 
 def _names(windows: Windows, rows: NDArray[np.int64]) -> Digests:
     """Return digests of collection, instance and end of some windows."""
-    return _digest(*(of[rows] for of in (windows.collection_id, windows.instance_index, windows.end_us)))
+    return mixed(*(of[rows] for of in (windows.collection_id, windows.instance_index, windows.end_us)))
 
 
 def _usage(windows: Windows, rows: NDArray[np.int64]) -> Digests:
     """Return digests of the demand of CPU and memory of some windows; of an unknown one as of -1."""
     used = np.nan_to_num(demand(windows.take(rows)), nan=-1.0)
-    return _digest(*(of.view(np.uint64) for of in np.ascontiguousarray(used.T)))
-
-
-def _digest(*columns: NDArray[np.generic]) -> Digests:
-    """Return 64 bits of each row, by the finaliser of MurmurHash3 (https://github.com/aappleby/smhasher)."""
-    h = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        h += column.astype(np.uint64)
-        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-            h ^= h >> np.uint64(33)
-            h *= np.uint64(factor)
-        h ^= h >> np.uint64(33)
-    return h
+    return mixed(*(of.view(np.uint64) for of in np.ascontiguousarray(used.T)))

@@ -245,11 +245,16 @@ def _count(
 
 
 def drawn(*ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each row of ids, the same on every machine (the finaliser of SplitMix64)."""
+    """Return a number in [0, 1) for each row of ids, (n,) each, the same on every machine; float64, shape (n,)."""
+    return (mixed(*ids) >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def mixed(*ids: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 bits for each row of ids, (n,) each, the same on every machine (the finaliser of SplitMix64)."""
     x = np.zeros(len(ids[0]), np.uint64)
     for column in ids:
         x = (x ^ column.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
-    return (x >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return x
