@@ -29,6 +29,7 @@ from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import bucket_name
 from reclaim.data.ingest.defects import DEFECTS, count_defects
 from reclaim.data.ingest.limits import POLICY, policy_of
+from reclaim.data.ingest.order import machine_events_in_order, task_events_in_order
 from reclaim.data.ingest.readers.pieces import read_pieces
 from reclaim.data.ingest.readers.staging import Layout, count_rows, read_chunks, read_rows
 from reclaim.data.ingest.shard import Shard, check_shared
@@ -130,7 +131,7 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
         for first, past, rows in _ranges(folders("usage"), layout, job.bucket, job.rows_at_once):
             of_events = pa.schema([*events_schema, _LIST])
             raw = _pieces_of(folders("events"), job.bucket, of_events, first, past)
-            events = _distinct(raw.select(events_schema.names), _EVENTS_BY)
+            events = task_events_in_order(_distinct(raw.select(events_schema.names), _EVENTS_BY))
             order, contradicting = _order_once(rows, layout)
             counts["contradicting_windows"] += contradicting
             counts["duplicate_events"] += len(raw) - len(events)
@@ -354,6 +355,10 @@ def make_table(job: TableJob) -> int:
                 ORDER BY t.{s.COLLECTION_ID}, t.{s.INSTANCE_INDEX}
             """
         with TableWriter(Path(job.out) / f"{job.name}.parquet", schema, (s.COLLECTION_ID,)) as writer:
-            for batch in connection.sql(sql).to_arrow_reader(_BATCH_ROWS):
-                writer.write(batch)
+            if name == "machines":
+                sql = f"SELECT * FROM ({sql}) ORDER BY {s.MACHINE_ID}, {columns}"
+                writer.write(machine_events_in_order(connection.sql(sql).to_arrow_table()))
+            else:
+                for batch in connection.sql(sql).to_arrow_reader(_BATCH_ROWS):
+                    writer.write(batch)
     return int(pq.read_metadata(Path(job.out) / f"{job.name}.parquet").num_rows)

@@ -33,12 +33,12 @@ def policy_of(
     A window carries the last start (SCHEDULE) before its end. Its limit, priority and class are those of the last event
     at or before its start that has them. If there is no such event, or the task was started inside the window (its
     first window, or a restart), they are those of the last event before its end. All are known by the window's end. A
-    limit of zero becomes null. Where a task ends and starts again at one time, the end is the earlier event.
+    limit of zero becomes null.
 
     Parameters
     ----------
     events : pyarrow.Table
-        Sorted by task, time and type.
+        Sorted by task and time; of one time, in the order in which they hold.
     collection, index, start, end : int64, shape (n,)
         The windows, sorted by task.
     machine : bool
@@ -50,29 +50,12 @@ def policy_of(
         values[:, k] = values_of(events[name].cast(pa.float64()), np.nan)
     task, task_index, time = (values_of(events[name]) for name in (*s.TASK_KEY, s.TIME_US))
     kinds = values_of(events[s.EVENT_TYPE], -1)
-    if (order := _with_ends_first(task, task_index, time, kinds)) is not None:
-        task, task_index, time, kinds, values = (a[order] for a in (task, task_index, time, kinds, values))
     found, scheduled = _as_of(task, task_index, time, kinds, values, collection, index, start, end)
     found[:, :2][found[:, :2] == 0] = np.nan
     policy = [np.ascontiguousarray(column) for column in found.T]
     columns = {name: array_of(column, ~np.isnan(column)) for name, column in zip(names, policy, strict=True)}
     columns[s.SCHEDULED_US] = array_of(scheduled, scheduled != NULL)
     return pa.table({name: column.cast(s.USAGE.field(name).type) for name, column in columns.items()})
-
-
-def _with_ends_first(
-    task: NDArray[np.int64], index: NDArray[np.int64], time: NDArray[np.int64], kind: NDArray[np.int8]
-) -> NDArray[np.int64] | None:
-    """Return the order of events in which, at one time of a task, ends come first; None where it is theirs already.
-
-    They are sorted by the code of their type, and those of starts are lower. Traces of whole seconds have many such
-    times: a task leaves a machine and starts on another one.
-    """
-    starts = ~np.isin(kind, s.EventType.ENDS)
-    same = (task[1:] == task[:-1]) & (index[1:] == index[:-1]) & (time[1:] == time[:-1])
-    if not (same & starts[:-1] & ~starts[1:]).any():
-        return None
-    return np.lexsort((starts, time, index, task))  # which keeps the order of equal ones
 
 
 @numba.njit(**CACHED)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.survey.query import IN_TRACE, Tables, percentiles, ratio, rounded
+from reclaim.data.survey.query import IN_TRACE, ROW, Tables, percentiles, ratio, rounded
 from reclaim.data.survey.tasks import MACHINE_EVENT_NAMES
 from reclaim.data.survey.usage import LIMIT, MEAN, TOP_LEVEL
 
@@ -18,12 +18,14 @@ MOST_POINTS: Final = 1000
 _STEPS_S: Final = (300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200)
 _DAY_S: Final = 86_400
 _MOST_KINDS: Final = 10
+_BY: Final = f"{s.TIME_US}, {ROW}"
+"""Order of a machine's events."""
 _STARTS = {"submitted": (s.EventType.SUBMIT,), "started": (s.EventType.SCHEDULE,), "ended": s.EventType.ENDS}
 
 
 def machines(tables: Tables) -> dict[str, Any]:
     """Return the machines by last recorded capacity, and the counts of their events."""
-    capacities = ", ".join(f"arg_max({name}, ({s.TIME_US}, {s.EVENT_TYPE})) AS {name}" for name in CAPACITY.values())
+    capacities = ", ".join(f"arg_max({name}, ({_BY})) AS {name}" for name in CAPACITY.values())
     kinds = tables.rows(
         f"SELECT {', '.join(CAPACITY.values())}, count(*) AS n FROM (SELECT {capacities} FROM machines GROUP BY "
         f"{s.MACHINE_ID}) GROUP BY 1, 2 ORDER BY n DESC, 1, 2"
@@ -124,7 +126,7 @@ def _at_steps(step: NDArray[np.int64], values: Any, count: int) -> list[float] |
     return [float(f"{v:.6g}") for v in made]
 
 
-_MACHINE = f"(PARTITION BY {s.MACHINE_ID} ORDER BY {s.TIME_US}, {s.EVENT_TYPE})"
+_MACHINE = f"(PARTITION BY {s.MACHINE_ID} ORDER BY {_BY})"
 _SO_FAR = f"{_MACHINE[:-1]} ROWS UNBOUNDED PRECEDING)"
 _LAST: Final = {r: f"last_value({name} IGNORE NULLS) OVER {_SO_FAR}" for r, name in CAPACITY.items()}
 
@@ -135,7 +137,7 @@ def _in_service(tables: Tables, each: str, ends: NDArray[np.int64]) -> list[floa
     found = tables.arrays(
         f"SELECT {s.TIME_US} AS t, sum(now - was) AS change FROM ("
         f"SELECT {s.TIME_US}, now, lag(now, 1, 0) OVER {_MACHINE} AS was FROM ("
-        f"SELECT {s.TIME_US}, {s.MACHINE_ID}, {s.EVENT_TYPE}, {now} FROM machines)) GROUP BY 1 ORDER BY 1"
+        f"SELECT {s.TIME_US}, {s.MACHINE_ID}, {ROW}, {now} FROM machines)) GROUP BY 1 ORDER BY 1"
     )
     total = np.append(0.0, np.cumsum(found["change"]))[np.searchsorted(found["t"], ends)]
     return None if not (total > 0).any() else [float(f"{v:.6g}") for v in np.maximum(total, 0.0)]

@@ -21,6 +21,8 @@ from reclaim.data.errors import TraceError
 
 KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
 """SQL: key of a task."""
+ROW: Final = "file_row_number"
+"""Position of a row in its file: events of one time are there in the order in which they hold."""
 IN_TRACE: Final = f"{s.TIME_US} > {s.BEFORE_TRACE_US} AND {s.TIME_US} < {s.AFTER_TRACE_US}"
 """SQL: condition that an event's time is a time and not one of the two flags."""
 _MEMORY_LIMIT_MIB: Final = 512
@@ -87,9 +89,8 @@ class Tables:
 
     def _view(self, name: str, files: list[Path]) -> None:
         listed = ", ".join(literal(str(file)) for file in files)
-        self._connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW {name} AS FROM read_parquet([{listed}], hive_partitioning = false)"
-        )
+        rows = f"read_parquet([{listed}], hive_partitioning = false, {ROW} = true)"
+        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS FROM {rows}")
 
 
 @contextmanager

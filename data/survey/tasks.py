@@ -7,7 +7,7 @@ from typing import Any, Final
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.oom import oom_columns, oom_events
-from reclaim.data.survey.query import IN_TRACE, KEY, Tables, percentiles, ratio, rounded
+from reclaim.data.survey.query import IN_TRACE, KEY, ROW, Tables, percentiles, ratio, rounded
 
 EVENT_NAMES: Final = {code: name for name, code in vars(s.EventType).items() if isinstance(code, int)}
 MACHINE_EVENT_NAMES: Final = {code: name for name, code in vars(s.MachineEventType).items() if isinstance(code, int)}
@@ -39,7 +39,7 @@ _OF_BUCKET = f"""
         SELECT {KEY}, count(*) AS events, min({s.TIME_US}) FILTER ({IN_TRACE}) AS first_us,
                max({s.TIME_US}) FILTER ({IN_TRACE}) AS last_us, count(*) FILTER (changed) AS changes
         FROM (SELECT {KEY}, {s.TIME_US}, coalesce({_CHANGED}, false) AS changed FROM events_of_bucket
-              WINDOW task AS (PARTITION BY {KEY} ORDER BY {s.TIME_US}, {s.EVENT_TYPE}))
+              WINDOW task AS (PARTITION BY {KEY} ORDER BY {s.TIME_US}, {ROW}))
         GROUP BY {KEY}
     )
     SELECT u.* EXCLUDE ({KEY}, first_us, last_us, changes), e.events, u.changes AS window_changes,

@@ -93,15 +93,15 @@ def test_an_event_at_a_windows_start_holds_in_it_and_one_at_its_end_does_not() -
     ]  # fmt: skip
 
 
-def test_where_a_task_ends_and_starts_again_at_one_time_the_start_is_what_follows() -> None:
+def test_of_events_of_one_time_the_last_holds_in_a_window_from_then_on_and_in_one_that_began_before() -> None:
     def event(time: int, kind: int, limit: float) -> Event:
         return Event((1, 0), time, kind, (limit, limit, None, None, None))
 
-    submit, schedule, fail, update = (
-        s.EventType.SUBMIT, s.EventType.SCHEDULE, s.EventType.FAIL, s.EventType.UPDATE_RUNNING
+    fail, submit, schedule, update = (
+        s.EventType.FAIL, s.EventType.SUBMIT, s.EventType.SCHEDULE, s.EventType.UPDATE_RUNNING
     )  # fmt: skip
     windows = [((1, 0), 4, 9), ((1, 0), 5, 9)]  # of which the first is older than the start
-    events = [event(0, schedule, 0.25), event(5, submit, 0.5), event(5, schedule, 1.0), event(5, fail, 0.25)]
+    events = [event(0, schedule, 0.25), event(5, fail, 0.25), event(5, submit, 0.5), event(5, schedule, 1.0)]
     assert [(row[s.CPU_LIMIT], row[s.SCHEDULED_US]) for row in joined(events, windows)] == [(1.0, 5), (1.0, 5)]
     events.append(event(5, update, 0.5))
     assert [row[s.CPU_LIMIT] for row in joined(events, windows)] == [0.5, 0.5]

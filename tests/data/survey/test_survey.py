@@ -137,6 +137,14 @@ def test_the_cell_over_time_has_each_window_where_it_lies_and_capacity_as_of_tim
     )  # fmt: skip
 
 
+def test_a_machine_that_goes_and_comes_back_at_one_time_is_in_service(cell: Path, write_shard: Write) -> None:
+    again = [machine(1200, 8, 1, 0.25, 0.25), machine(1500, 8, 1, 0.5, 0.25), machine(1500, 8, 2, 0.25, 0.25)]
+    write_shard(cell, "machine_events-000000000001", again)
+    found = survey(dataset(cell))
+    assert found["timeline"]["machines"] == [2, 1, 2, 2]
+    assert {"cpu": 0.5, "memory": 0.25, "machines": 1} in found["machines"]["capacities"]
+
+
 def test_a_long_window_is_spread_over_all_it_covers_in_at_most_a_thousand_steps(
     tmp_path: Path, window: Make, write_shard: Write
 ) -> None:

@@ -225,6 +225,29 @@ def test_event_codes_become_those_of_v3(tmp_path: Path) -> None:
         assert [row[s.EVENT_TYPE] for row in rows] == expected
 
 
+def test_at_one_time_a_task_ends_before_it_starts_again_and_a_machine_goes_before_it_comes_back(tmp_path: Path) -> None:
+    submit, schedule, fail, update_running = 0, 1, 3, 8
+    task_events = [
+        (600, schedule, 0.25), (900, schedule, 0.5), (900, submit, 0.5), (900, fail, 0.25), (900, update_running, 1.0),
+    ]  # fmt: skip
+    cell = write_cell(
+        tmp_path / "cell",
+        {
+            "machine_events": [f"0,{MACHINE},0,,0.5,0.25", f"5,{MACHINE},0,,1.0,0.5", f"5,{MACHINE},1,,,"],
+            "task_events": [f"{at}000000,,{JOB},3,,{kind},,,9,{limit},,," for at, kind, limit in task_events],
+            "task_usage": [f"{at}000000,{at + 300}000000,{JOB},3,{MACHINE},0.1" + 14 * "," for at in (600, 900)],
+        },
+    )
+    dataset, event, on_machine = read(cell, tmp_path / "out"), s.EventType, s.MachineEventType
+    assert [row[s.EVENT_TYPE] for row in rows_of(dataset, "events")] == [
+        event.SCHEDULE, event.FAIL, event.SUBMIT, event.SCHEDULE, event.UPDATE_RUNNING,
+    ]  # fmt: skip
+    assert [row[s.CPU_LIMIT] for row in rows_of(dataset, "usage")] == [0.25, 1.0]
+    assert [row[s.EVENT_TYPE] for row in rows_of(dataset, "machines")] == [
+        on_machine.ADD, on_machine.REMOVE, on_machine.ADD,
+    ]  # fmt: skip
+
+
 def test_machine_event_codes_operators_and_missing_info_become_those_of_v3(tmp_path: Path) -> None:
     cell = write_cell(
         tmp_path / "cell",

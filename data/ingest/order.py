@@ -1,0 +1,68 @@
+"""Orders events of one time: what runs ends before it starts again, and what does not run starts before it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.columns import values_of
+from reclaim.data.core.arrays import is_first
+from reclaim.data.core.jit import CACHED
+
+
+def task_events_in_order(events: pa.Table) -> pa.Table:
+    """Return the events, sorted by task, time and type, in the order in which they hold.
+
+    Traces of whole seconds have many of one time: a task leaves a machine and starts on another one, or a run is over
+    within the second it began in.
+    """
+    return _in_order(events, s.TASK_KEY, s.EventType.ENDS)
+
+
+def machine_events_in_order(events: pa.Table) -> pa.Table:
+    """Return the events, sorted by machine, time and type, by time and in the order in which they hold.
+
+    One that is removed and comes back at one time is in service.
+    """
+    events = _in_order(events, (s.MACHINE_ID,), (s.MachineEventType.REMOVE,))
+    return events.take(pa.array(np.argsort(values_of(events[s.TIME_US]), kind="stable")))
+
+
+def _in_order(events: pa.Table, key: tuple[str, ...], ends: tuple[int, ...]) -> pa.Table:
+    first = is_first(*(values_of(events[name]) for name in key))
+    ending = np.isin(values_of(events[s.EVENT_TYPE], -1), ends)
+    order = _order(first, values_of(events[s.TIME_US]), ending)
+    return events if order is None else events.take(pa.array(order))
+
+
+def _order(first: NDArray[np.bool_], time: NDArray[np.int64], ends: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+    """Return the order of rows by key and time, given which begin a key and which end it; None where it is theirs."""
+    again = ~first[1:] & (time[1:] == time[:-1])
+    if not (again & (ends[1:] != ends[:-1])).any():
+        return None
+    rank = _ranks(first, np.append(False, again), ends)
+    return np.argsort(rank, kind="stable")
+
+
+@numba.njit(**CACHED)
+def _ranks(first: Any, again: Any, ends: Any) -> Any:
+    """Return a number of each row that rises in the wanted order; rows that share one stay as they are."""
+    rank = np.empty(len(first), np.int64)
+    begin, runs = 0, False
+    for row in range(1, len(first) + 1):
+        if row < len(first) and again[row]:
+            continue
+        runs &= not first[begin]
+        any_start = False
+        for k in range(begin, row):
+            rank[k] = 2 * begin + (ends[k] != runs)  # an end comes first where it runs, and last where it does not
+            any_start |= not ends[k]
+        any_end = ends[begin:row].any()
+        runs = any_start and (runs or not any_end)
+        begin = row
+    return rank
