@@ -83,7 +83,7 @@ def network_of(source: Source, seed: int) -> Bundle:
     fingerprint = source.dataset.fingerprint
     return Bundle(
         "network", fitted.refitted or fitted.forecaster, HORIZON_S, _BEGIN, fingerprint, held_out=fitted.forecaster,
-        trained={"datasets": [{"fingerprint": fingerprint, **source.split_facts}]},
+        learned_until_us=source.split_facts["tuned_until_us"],
     )  # fmt: skip
 
 
@@ -177,9 +177,7 @@ def measure(rows: Rows, model: Bundle, began_us: int, trained: Bundle | None = N
     equal = {"hindsight": swept.reclaimed(answers)}
     of_statistics = {name: swept.reclaimed(of) for name, of in statistics(rows).items()}
     if trained is not None:
-        estimator = trained.bare_estimator(
-            horizon_s=HORIZON_S, mean_limit=rows.mean_limit, dataset=trained.dataset_fingerprint
-        )
+        estimator = trained.bare_estimator(horizon_s=HORIZON_S, mean_limit=rows.mean_limit)
         theirs = answer_folded(estimator, rows.x, rows.windows)
         before = np.setdiff1d(np.arange(len(rows.windows)), rows.at)
         set_there = calibrate(theirs.take(before), rows.windows.take(before), rows.known_before(before), Budgets())

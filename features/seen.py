@@ -54,9 +54,9 @@ def sample_windows(features: FeatureSet) -> list[str]:
 
 
 def holds(
-    samples: Sequence[Sample], features: FeatureSet, begin_us: int, end_us: int | None = None
-) -> list[bool]:  # fmt: skip
-    """Return of each sample whether windows of a dataset that end in a period are among it, in one pass over these.
+    samples: Sequence[Sample], features: FeatureSet, periods: Sequence[tuple[int, int | None]]
+) -> list[list[bool]]:
+    """Return of each sample, for each period, whether windows that end in it are among the sample; in one pass.
 
     Measurements are read of buckets alone that have a window of the name of one of a sample; features need not be kept.
 
@@ -66,23 +66,31 @@ def holds(
         As ``sample_windows`` gave each of another dataset; of an empty one the answer is no.
     features : FeatureSet
         Of the dataset in question.
-    begin_us, end_us : int
-        The period, µs on the trace's clock; windows that end at ``end_us`` lie behind it, None: to the end.
+    periods : sequence of (int, int or None)
+        Begin and end, µs on the trace's clock; windows that end at a period's end lie behind it, None: to the last.
     """
     parsed = [_parsed(sample) for sample in samples]
     every = np.unique(np.concatenate([np.zeros(0, np.uint64), *(names for names, _ in parsed)]))
-    counts = np.zeros((len(samples), 2), np.int64)  # windows of the same usage, and of another one
+    counts = np.zeros((len(samples), len(periods), 2), np.int64)  # windows of the same usage, and of another one
     for bucket in range(features.n_buckets if len(every) else 0):
         times = features.dataset.windows(bucket, measured=False)
-        rows = np.flatnonzero((times.end_us >= begin_us) & (end_us is None or times.end_us < end_us))
+        within = np.array([_within(times.end_us, *period) for period in periods])
+        rows = np.flatnonzero(within.any(axis=0))
         rows = rows[_found(_names(times, rows), every)[0]]
         if len(rows):
             here, used = _names(times, rows), _usage(features.dataset.windows(bucket, owned=False), rows)
             for k, (names, usage) in enumerate(parsed):
                 found, at = _found(here, names)
-                alike = int(np.count_nonzero(used[found] == usage[at[found]]))
-                counts[k] += alike, int(np.count_nonzero(found)) - alike
-    return [bool(same >= FEWEST and same > other) for same, other in counts.tolist()]
+                alike = used == usage[at] if len(names) else found
+                of_period = found & within[:, rows]
+                counts[k, :, 0] += np.count_nonzero(of_period & alike, axis=1)
+                counts[k, :, 1] += np.count_nonzero(of_period & ~alike, axis=1)
+    return ((counts[..., 0] >= FEWEST) & (counts[..., 0] > counts[..., 1])).tolist()
+
+
+def _within(end_us: NDArray[np.int64], begin_us: int, until_us: int | None) -> NDArray[np.bool_]:
+    after = end_us >= begin_us
+    return after if until_us is None else after & (end_us < until_us)
 
 
 def _parsed(sample: Sample) -> tuple[Digests, Digests]:

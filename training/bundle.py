@@ -78,7 +78,10 @@ class Bundle:
         of its ``datasets`` it says where training ended, so that no replay tests on what was trained on.
     held_out : Forecaster or None
         The forecaster of the training rows alone, by which the prices were set, where ``forecaster`` learned from the
-        validation rows, too. A replay of a dataset it was trained on asks it for the rows before the test.
+        validation rows, too.
+    learned_until_us : int or None
+        Rows of windows that end by then, µs on the clock of a dataset that has some that ``forecaster`` learned from,
+        are answered by ``held_out``; not saved.
     origin : ModelLocation or None
         Where it was loaded from, and as what it is registered; not saved.
     """
@@ -93,6 +96,7 @@ class Bundle:
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
     held_out: Forecaster | None = None
+    learned_until_us: int | None = None
     origin: ModelLocation | None = None
 
     def __post_init__(self) -> None:
@@ -103,12 +107,6 @@ class Bundle:
     def portable(self) -> bool:
         """True if it serves cells that it was not trained on, at its own price."""
         return LEARNED[self.kind].portable
-
-    @property
-    def all_trained_on(self) -> tuple[dict[str, Any], ...]:
-        """Facts of the datasets that it learned from, and of those that its prior did."""
-        of_prior = self.trained.get("prior", {}).get("datasets", ())
-        return (*self.trained.get("datasets", ()), *of_prior)
 
     def mean_limit_ratio(self, mean_limit: tuple[float, ...]) -> dict[str, float]:
         """Return a cell's mean limit over that of the tasks trained on, by resource; only where amounts matter.
@@ -137,7 +135,6 @@ class Bundle:
         horizon_s: int | None = None,
         mean_limit: tuple[float, ...] | None = None,
         cell: Cell = Cell(),  # noqa: B008 - frozen
-        dataset: str | None = None,
     ) -> ForecastEstimator:
         """Return the estimator without a price or guards, with fresh state, for the tasks of one cell.
 
@@ -148,22 +145,15 @@ class Bundle:
         mean_limit : tuple of float or None
             Of the cell's tasks, where it is another cell than the one trained on.
         cell : Cell
-        dataset : str or None
-            Fingerprint of the dataset that is replayed: one that the model was trained on is answered by ``held_out``
-            where the model learned from it.
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
+        earlier = None
+        if self.held_out is not None and self.learned_until_us is not None:
+            earlier = Earlier(self.learned_until_us, self.held_out)
         return ForecastEstimator(
-            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, own_price=self.portable,
-            earlier=self._earlier(dataset),
-        )  # fmt: skip
-
-    def _earlier(self, dataset: str | None) -> Earlier | None:
-        for facts in self.trained.get("datasets", ()):
-            if self.held_out is not None and facts["fingerprint"] == dataset:
-                return Earlier(int(facts["tuned_until_us"]), self.held_out)
-        return None
+            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, own_price=self.portable, earlier=earlier
+        )
 
     def machine_estimator(
         self, *, horizon_s: int | None = None, mean_limit: tuple[float, ...] | None = None

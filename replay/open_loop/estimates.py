@@ -96,9 +96,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         with source.timed("tune"):
             tunings = fold.choose(config.horizon_s, config.budgets, source.engine)
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
-    makers = estimator_makers(
-        config, source.bundles, source.features.mean_limit, tunings, dataset=source.dataset.fingerprint
-    )
+    makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
     share = Share.within(source.features, config.judged_rows)
     history, answers = fold_dataset(
         source.features, config.horizon_s, makers, source.seconds, source.engine, share=share
@@ -121,14 +119,11 @@ def estimator_makers(
     bundles: Mapping[str, Bundle],
     mean_limit: tuple[float, ...],
     tunings: Mapping[str, Tuning] = MappingProxyType({}),
-    *,
-    dataset: str | None = None,
 ) -> dict[str, Callable[[], Estimator]]:
     """Return a factory of each estimator without margin; a learned one is as served, with the horizon of ``config``.
 
     ``mean_limit`` is that of the dataset replayed. A model of several datasets, whose units differ, takes none, but for
-    a portable one.
-    ``dataset`` is its fingerprint. Statistical estimators have the settings of ``tunings``, the published ones where it
+    a portable one. Statistical estimators have the settings of ``tunings``, the published ones where it
     has none.
     """
     makers: dict[str, Callable[[], Estimator]] = {
@@ -136,7 +131,6 @@ def estimator_makers(
             b.bare_estimator,
             horizon_s=config.horizon_s,
             mean_limit=mean_limit if b.portable else b.mean_limit if np.isnan(b.mean_limit).all() else mean_limit,
-            dataset=dataset,
         )
         for name, b in bundles.items()
     }

@@ -87,7 +87,7 @@ class Foreseer:
     def terms(self, rows: Ids) -> Floats:
         """Return the terms of rows of the history, after their windows; shape (n, n_resources, N_TERMS)."""
         estimator, terms = self.estimator, np.empty((len(rows), len(RESOURCES), N_TERMS))
-        of_tasks = self.bundle.bare_estimator(horizon_s=self.horizon_s, dataset=self.features.dataset.fingerprint)
+        of_tasks = self.bundle.bare_estimator(horizon_s=self.horizon_s)
         rising = np.argsort(self.history.source_row[rows], kind="stable")
         done = 0
         for bucket, places in self.features.by_bucket(self.history.source_row[rows[rising]]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.features.seen import SEEN, holds
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.metrics import Scored, sums
 from reclaim.replay.open_loop.paired import UNKNOWN, WORSE, Paired
+from reclaim.replay.runs.unseen import compared_on
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.fitting.held_out import mean_limit_of
@@ -138,12 +137,9 @@ def _moved(found: ModelVersion, before: str | None, why: str, rows: list[dict[st
 def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) -> list[dict[str, Any]]:
     """Return ``Promotion.comparison``; nothing of a resource that was not measured."""
     models = {"candidate": candidate, "champion": champion}
-    for name, bundle in models.items():
-        for source in sources:
-            _refuse_trained_on_validation(name, bundle, source)
+    asked, rows = zip(*(compared_on(models, source.features, _FORCE) for source in sources), strict=True)
     settings: Mapping[str, Any] = candidate.trained.get("settings", {})
     budgets = Budgets(**settings.get("budgets", {}))
-    rows = [_unseen_rows(source, models) for source in sources]
     if not sum(map(len, rows)):
         raise ModelError(f"{sources[0].dataset.path}: no validation row to judge on; {_FORCE}")
     x = np.concatenate([source.features.x[r] for source, r in zip(sources, rows, strict=True)])
@@ -158,7 +154,7 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
         of_source = (np.flatnonzero(place == k) for k in range(len(sources)))
         answers = Priced.joined(
             [
-                _answered(config, {name: models[name]}, sources, k, x[mine], windows.take(mine))
+                _answered(config, {name: asked[k][name]}, sources, x[mine], windows.take(mine))
                 for k, mine in enumerate(of_source)
             ]
         )
@@ -185,33 +181,12 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
     return found
 
 
-def _unseen_rows(source: Source, models: Mapping[str, Bundle]) -> NDArray[np.int64]:
-    """Return the validation rows of a source that no model was fitted on as part of another dataset."""
-    rows = source.features.valid_rows()
-    trained_on = [facts for bundle in models.values() for facts in bundle.all_trained_on]
-    held = holds([facts.get(SEEN, ()) for facts in trained_on], source.features, *source.features.cuts_us)
-    for facts in itertools.compress(trained_on, held):
-        rows = rows[source.features.end_us[rows] > facts["trained_until_us"]]
-    return rows
-
-
 def _answered(
-    config: ReplayConfig, model: Mapping[str, Bundle], sources: Sequence[Source], k: int, x: NDArray[np.float32],
+    config: ReplayConfig, model: Mapping[str, Bundle], sources: Sequence[Source], x: NDArray[np.float32],
     windows: Windows,
 ) -> Priced:  # fmt: skip
     """Return what a model says of the validation rows of one source, on which it was not fitted."""
-    (make,) = estimator_makers(config, model, mean_limit_of(sources), dataset=sources[k].dataset.fingerprint).values()
+    (make,) = estimator_makers(config, model, mean_limit_of(sources)).values()
     estimator = make()
     assert isinstance(estimator, ForecastEstimator)
     return answer_folded(estimator, x, windows)
-
-
-def _refuse_trained_on_validation(name: str, bundle: Bundle, source: Source) -> None:
-    """Raise ConfigError where a model was fitted on rows that it would be judged on."""
-    begins_us = source.features.cuts_us[0]
-    for facts in bundle.all_trained_on:
-        if facts["fingerprint"] == source.dataset.fingerprint and facts.get("trained_until_us", 0) > begins_us:
-            raise ConfigError(
-                f"{source.dataset.path}: the {name} was trained on it until {facts['trained_until_us']} µs on its "
-                f"clock, and its validation period begins at {begins_us} µs; judge on another dataset, or {_FORCE}"
-            )

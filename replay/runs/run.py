@@ -20,10 +20,9 @@ from reclaim.data.core.files import remove_left_behind, replaced_folder
 from reclaim.data.core.nested import flatten
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import AFTER_TRACE_US, RESOURCES
+from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import N_FEATURES
-from reclaim.features.seen import SEEN, holds
 from reclaim.replay.experiment import (
     ONLINE,
     ORACLE,
@@ -36,9 +35,9 @@ from reclaim.replay.open_loop.bootstrap import FEW
 from reclaim.replay.report import figures
 from reclaim.replay.report.page import PAGE, ReplayReport, render_page
 from reclaim.replay.runs.record import record
+from reclaim.replay.runs.unseen import judged_on
 from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.estimators.registry import ESTIMATORS, LEARNED
-from reclaim.training.settings import NO_PRIOR
 from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import git_commit
 
@@ -102,8 +101,7 @@ def run_experiment(
             f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
             f"`reclaim features {dataset} --set split.role=all`, and train again; or `test` if it never was trained on"
         )
-    for name, bundle in bundles.items():
-        _refuse_seen_tests(name, bundle, opened, features)
+    bundles = {name: as_judged(name, bundle, features) for name, bundle in bundles.items()}
     inputs = _inputs(experiment, opened, features, config, bundles)
     results = _already_there(out, inputs)
     seconds: dict[str, float] = {}
@@ -208,6 +206,9 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
         "kind": bundle.kind,
         "prices": {name: price_facts(price) for name, price in bundle.prices.items()},
         "answers_sha256": digest.hexdigest(),
+        "machines": {str(h): [asdict(curve) for curve in of] for h, of in sorted(bundle.machines.items())},
+        "mean_limit": [limit if math.isfinite(limit) else None for limit in bundle.mean_limit],
+        "learned_until_us": bundle.learned_until_us,
         "pipeline_version": bundle.pipeline_version,
         "trained_on_fingerprint": bundle.dataset_fingerprint,
         "trained_on_this_dataset": _trained_on(bundle, dataset),
@@ -223,54 +224,21 @@ def _model_facts(bundle: Bundle) -> dict[str, str | None]:
     return {**kind, **known, "reference": origin.source}
 
 
-def check_unseen(name: str, bundle: Bundle, dataset: Path) -> None:
-    """Raise ConfigError where a model has seen what is tested on a dataset with features."""
-    _refuse_seen_tests(name, bundle, Dataset.open(dataset), FeatureSet.open(dataset))
+def as_judged(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
+    """Return a model as a replay of a dataset asks it (``unseen.judged_on``); ConfigError where it saw the tests."""
+    path = features.dataset.path
+    remedy = (
+        f"train on these features, `reclaim train {path}`, or replay on those that the model was trained on, "
+        f"built by `reclaim features {path}` with the settings of that time"
+    )
+    if bundle.origin is not None and bundle.origin.builtin:
+        remedy = "name another with --model, or none with --no-model"
+    return judged_on(name, bundle, features, remedy)
 
 
 def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
     several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
     return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
-
-
-def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: FeatureSet) -> None:
-    """Raise ConfigError where a model was fitted, stopped, levelled or calibrated on rows that are tested here.
-
-    The periods are those of the current features; the model may have been trained on earlier ones of this dataset. A
-    bundle without that record passes.
-    """
-    remedy = (
-        f"train on these features, `reclaim train {dataset.path}`, or replay on those that the model was trained on, "
-        f"built by `reclaim features {dataset.path}` with the settings of that time"
-    )
-    if bundle.origin is not None and bundle.origin.builtin:
-        remedy = "name another with --model, or none with --no-model"
-    begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
-    seen = [(name, facts, remedy) for facts in bundle.trained.get("datasets", ())]
-    for facts in bundle.trained.get("prior", {}).get("datasets", ()):
-        seen.append((f"the prior of {name}", facts, f"train it with another one, or with `--set prior={NO_PRIOR}`"))
-    others = [() if facts["fingerprint"] == dataset.fingerprint else facts.get(SEEN, ()) for _, facts, _ in seen]
-    for (whose, facts, then), held in zip(seen, holds(others, features, begins_us), strict=True):
-        if held:
-            raise ConfigError(
-                f"{dataset.path}: {whose} was trained or tuned on windows that are to be tested here, too, as part of "
-                f"the dataset {facts['name']}; {then}"
-            )
-        if facts["fingerprint"] != dataset.fingerprint or "tuned_until_us" not in facts:
-            continue
-        for done in ("trained", "tuned"):
-            if facts[f"{done}_until_us"] > begins_us:
-                until = facts[f"{done}_until_us"]
-                till = "to its end" if until == AFTER_TRACE_US else f"until {until} µs on its clock"
-                raise ConfigError(
-                    f"{dataset.path}: {whose} was {done} on this dataset {till}, and its test period begins at "
-                    f"{begins_us} µs; {then}"
-                )
-        if facts["kept_unseen"] < unseen:
-            raise ConfigError(
-                f"{dataset.path}: {unseen:.0%} of the collections are to be unseen in the test, and {whose} was "
-                f"trained and tuned on all but {facts['kept_unseen']:.0%}; {then}"
-            )
 
 
 def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | None:

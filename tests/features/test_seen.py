@@ -35,7 +35,7 @@ def features(*buckets: Windows, tuned_until: int = 0) -> Any:
 
 
 def holds(sample: list[str], of: Any, begin_us: int, end_us: int | None = None) -> bool:
-    (held,) = hold([sample], of, begin_us, end_us)
+    ((held,),) = hold([sample], of, [(begin_us, end_us)])
     return held
 
 
@@ -160,9 +160,12 @@ def test_all_windows_of_a_period_are_looked_at_and_no_others() -> None:
     assert not holds([], features(more, first), 50 * W, 80 * W)
 
 
-def test_each_of_several_samples_has_its_own_answer_in_one_pass() -> None:
+def test_each_of_several_samples_has_its_own_answer_for_each_period_in_one_pass() -> None:
     first, second, third = (windows(range(10 * k, 10 * k + 5), range(100), seed=k) for k in (1, 2, 3))
     samples = [sample_windows(features(of, tuned_until=80)) for of in (first, second, third)]
     both = features(concatenate([first, third]), windows(range(1), range(3)))
-    assert hold([*samples, [], samples[0]], both, 0) == [True, False, True, False, True]
-    assert hold([], both, 0) == []
+    periods = [(0, None), (0, 81 * W), (81 * W, None)]
+    (every, early, late) = zip(*hold([*samples, [], samples[0]], both, periods), strict=True)
+    assert every == early == (True, False, True, False, True)
+    assert not any(late)
+    assert hold([], both, periods) == []

@@ -69,25 +69,25 @@ def test_a_saved_bundle_comes_back_and_answers_the_same(
         assert mine.rule.tobytes() == theirs.rule.tobytes()
 
 
-def test_the_forecaster_of_the_training_rows_comes_back_and_answers_for_the_dataset_trained_on(
+def test_the_forecaster_of_the_training_rows_comes_back_and_answers_for_rows_that_the_other_learned_from(
     bundle: Bundle, other_forecaster: NetworkForecaster, make_windows: Callable[..., Windows], tmp_path: Path
 ) -> None:
-    facts = [{"fingerprint": "abc", "tuned_until_us": 20 * 300_000_000}]
-    loaded = _saved_and_loaded(replace(bundle, held_out=other_forecaster, trained={"datasets": facts}), tmp_path)
+    loaded = _saved_and_loaded(replace(bundle, held_out=other_forecaster), tmp_path)
+    asked = replace(loaded, learned_until_us=20 * 300_000_000)
     windows = make_windows(np.linspace(0.1, 0.6, 40))
     x = np.random.default_rng(0).random((40, N_FEATURES), np.float32)
     early = windows.end_us <= 20 * 300_000_000
     assert 0 < early.sum() < 40
 
-    def curves(dataset: str | None) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return loaded.bare_estimator(dataset=dataset).forecast(x, windows).survival
+    def curves(of: Bundle) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return of.bare_estimator().forecast(x, windows).survival
 
     ours, theirs = (of.predict(x).survival for of in (bundle.forecaster, other_forecaster))
-    np.testing.assert_array_equal(curves("abc"), np.where(early[:, None, None, None], theirs, ours))
-    for elsewhere in (None, "another"):
-        np.testing.assert_array_equal(curves(elsewhere), ours)
+    np.testing.assert_array_equal(curves(asked), np.where(early[:, None, None, None], theirs, ours))
+    np.testing.assert_array_equal(curves(loaded), ours)
+    np.testing.assert_array_equal(curves(replace(asked, held_out=None)), ours)
     np.testing.assert_array_equal(
-        loaded.bare_estimator(dataset="abc").forecast(x[early], windows.take(np.flatnonzero(early))).survival,
+        asked.bare_estimator().forecast(x[early], windows.take(np.flatnonzero(early))).survival,
         theirs[early],
     )
 

@@ -146,8 +146,7 @@ def ask_model(source: Source, config: ComparisonConfig, name: str, rows: TaskRow
     """
     decision, row = _recent_tasks(rows, decisions)
     asked, at = np.unique(row, return_inverse=True)
-    mine, dataset = {name: source.bundles[name]}, source.dataset.fingerprint
-    make = estimator_makers(config, mine, source.features.mean_limit, dataset=dataset)[name]
+    make = estimator_makers(config, {name: source.bundles[name]}, source.features.mean_limit)[name]
     jobs = source.features.by_bucket(rows.source_row[asked])
     with source.engine.pool() as pool, closing(pool.each(partial(_amounts, source.features, make), jobs)) as buckets:
         amounts = np.concatenate([np.zeros((0, len(RESOURCES), N_RUNGS), np.float32), *buckets])

@@ -114,7 +114,8 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
     """Return name → model of the references; without any, the champion where there is one, and the built-in one."""
     from reclaim.data.dataset import Dataset
     from reclaim.data.errors import ConfigError, ModelError
-    from reclaim.replay.runs.run import by_name, check_unseen
+    from reclaim.features.feature_set import FeatureSet
+    from reclaim.replay.runs.run import as_judged, by_name
     from reclaim.training.bundle import load_model
     from reclaim.training.tracking.references import BUILTIN, SERVED
 
@@ -126,7 +127,7 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
         try:
             bundle = load_model(reference)
             if reference == BUILTIN:
-                check_unseen(reference, bundle, dataset)
+                as_judged(reference, bundle, FeatureSet.open(dataset))
         except (ModelError, ConfigError) as error:
             print_status(f"{reference} takes no part: {error}")
         else:

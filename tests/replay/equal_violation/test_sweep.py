@@ -188,6 +188,20 @@ def test_the_factors_rise_and_reach_from_a_twentieth_to_what_is_in_effect_the_li
     assert (np.diff(FACTORS) > 0).all()
     assert FACTORS[0] == pytest.approx(0.05)
     assert FACTORS[-1] == pytest.approx(1001.0)
+    wide = FACTORS[FACTORS >= 0.499]
+    assert (wide[1:] / wide[:-1] < 1.0305).all()
+
+
+def test_of_a_margin_of_several_times_the_answer_the_reclaimed_share_is_not_lost_between_two_steps() -> None:
+    """Answers of a tenth of what is needed, and of a fifteenth: both budgets are kept at a factor of 10 or of 15."""
+    n = 4_000
+    need = np.full((n, 2), 0.3)
+    bare = np.where(np.arange(n)[:, None] < n // 200, need / 15, need / 10)
+    low, limit = np.full((n, 2), -np.inf), np.ones((n, 2))
+    rows = TaskRows(np.arange(n), Guards(low, limit), need, np.ones(n), np.zeros(n, np.int64), 1)
+    violations, reclaimed = rows.sweep(Bare(bare, FACTORS))
+    found = at_rate(violations[0, :, 0] / n, reclaimed[0, :, 0] / n, 0.01)
+    assert found == pytest.approx(1 - 0.3, abs=0.01)
 
 
 def test_a_run_is_young_until_the_hold_is_over_and_no_longer_at_that_very_moment(make_windows: Maker) -> None:

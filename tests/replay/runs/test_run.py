@@ -40,7 +40,7 @@ from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.compare import choose, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
-from reclaim.replay.runs.run import _command, by_name, check_unseen, run_experiment
+from reclaim.replay.runs.run import _command, as_judged, by_name, run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
@@ -445,22 +445,6 @@ def test_no_model_is_tested_on_what_it_was_trained_or_tuned_on(
         assert "\n" not in str(told.value)
 
 
-def test_no_model_is_tested_on_what_its_prior_was_trained_or_tuned_on(dataset: Path) -> None:
-    opened = Dataset.open(dataset)
-    begins_us = FeatureSet.open(dataset).cuts_us[1]
-    facts = {
-        "fingerprint": opened.fingerprint,
-        "trained_until_us": 0,
-        "tuned_until_us": begins_us + 1,
-        "kept_unseen": 1.0,
-    }
-    bundle = replace(learned(), trained={"datasets": [], "prior": {"datasets": [facts]}})
-    with pytest.raises(ConfigError, match=r"the prior of trees was tuned on this dataset until .* `--set prior=none`"):
-        check_unseen("trees", bundle, dataset)
-    facts["tuned_until_us"] = begins_us
-    check_unseen("trees", bundle, dataset)
-
-
 def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     dataset: Path, config: MarginsConfig, tmp_path: Path
 ) -> None:
@@ -472,7 +456,7 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     with pytest.raises(ConfigError, match="trees was trained or tuned on windows that are to be tested here"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
     with pytest.raises(ConfigError, match=r"name another with --model, or none with --no-model"):
-        check_unseen("builtin/2", replace(bundle, origin=builtin_model()), dataset)
+        as_judged("builtin/2", replace(bundle, origin=builtin_model()), features)
     by_prior = replace(learned(), trained={"datasets": [], "prior": {"datasets": [facts]}})
     with pytest.raises(ConfigError, match=r"the prior of trees was trained or tuned on windows .* `--set prior=none`"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": by_prior}, tracking=False)

@@ -327,8 +327,8 @@ def test_the_network_that_is_served_learned_from_validation_rows_and_prices_did_
     rows = np.flatnonzero(features.row < dataset.n_windows_of(0))
     x, windows = features.x[rows], dataset.windows(0).take(features.row[rows])
     served, replayed, once = (
-        of.bare_estimator(dataset=name).answer(x, windows).forecast
-        for of, name in ((bundle, None), (bundle, dataset.fingerprint), (first, dataset.fingerprint))
+        of.bare_estimator().answer(x, windows).forecast
+        for of in (bundle, replace(bundle, learned_until_us=features.cuts_us[1]), first)
     )
     assert served is not None
     assert replayed is not None

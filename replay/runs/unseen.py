@@ -1,0 +1,149 @@
+"""Keeps a model from rows that it learned from: refuses tests, and leaves earlier rows to its held-out forecaster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import AFTER_TRACE_US
+from reclaim.features.seen import SEEN, holds
+from reclaim.training.settings import NO_PRIOR
+
+if TYPE_CHECKING:
+    from reclaim.features.feature_set import FeatureSet
+    from reclaim.training.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """A dataset that a model, or its prior, learned from, beside one that it is asked about.
+
+    Attributes
+    ----------
+    facts : mapping
+        What the bundle has of it.
+    of_prior, same : bool
+        Whether the prior learned from it; whether it is the dataset in question, by its fingerprint.
+    in_validation, in_test : bool
+        Whether it is another one that has windows of these periods, too.
+    """
+
+    facts: Mapping[str, Any]
+    of_prior: bool
+    same: bool
+    in_validation: bool
+    in_test: bool
+
+    @property
+    def fitted_until_us(self) -> int:
+        """The end of the rows that every forecaster of the model may have been fitted on, µs; 0 without that record."""
+        return int(self.facts.get("tuned_until_us" if self.of_prior else "trained_until_us", 0))
+
+
+def judged_on(name: str, bundle: Bundle, features: FeatureSet, remedy: str) -> Bundle:
+    """Return a model as a replay of a dataset asks it: of rows that it learned from, its held-out forecaster.
+
+    A bundle without a record of what it learned from passes.
+
+    Parameters
+    ----------
+    name : str
+        Of the model, for the message.
+    bundle : Bundle
+    features : FeatureSet
+        Of the dataset. Their periods are the current ones; the model may have been trained on earlier ones of this
+        dataset, or on another dataset that has the same windows.
+    remedy : str
+        Ends the message where the model itself learned from what is tested.
+
+    Raises
+    ------
+    ConfigError
+        It was fitted, stopped, levelled or calibrated on rows that are tested here, or fitted on those that margins are
+        set on.
+    """
+    begins_us, tests_us = features.cuts_us
+    unseen = features.manifest["config"]["split"]["test_unseen_share"]
+    learned = _learned_from(bundle, features)
+    for one in learned:
+        facts, path = one.facts, features.dataset.path
+        whose = f"the prior of {name}" if one.of_prior else name
+        then = f"train it with another one, or with `--set prior={NO_PRIOR}`" if one.of_prior else remedy
+        if one.in_test:
+            raise ConfigError(
+                f"{path}: {whose} was trained or tuned on windows that are to be tested here, too, as part of the "
+                f"dataset {facts['name']}; {then}"
+            )
+        if one.same and "tuned_until_us" in facts:
+            for done in ("trained", "tuned"):
+                if (until_us := facts[f"{done}_until_us"]) > tests_us:
+                    raise ConfigError(
+                        f"{path}: {whose} was {done} on this dataset {_till(until_us)}, and its test period begins at "
+                        f"{tests_us} µs; {then}"
+                    )
+            if facts["kept_unseen"] < unseen:
+                raise ConfigError(
+                    f"{path}: {unseen:.0%} of the collections are to be unseen in the test, and {whose} was trained "
+                    f"and tuned on all but {facts['kept_unseen']:.0%}; {then}"
+                )
+        if (one.same or one.in_validation) and one.fitted_until_us > begins_us:
+            raise ConfigError(
+                f"{path}: {whose} was trained on windows {_till(one.fitted_until_us)}, and the validation period, on "
+                f"which margins are set, begins at {begins_us} µs; {then}"
+            )
+    return _as_asked(bundle, learned)
+
+
+def compared_on(
+    models: Mapping[str, Bundle], features: FeatureSet, remedy: str
+) -> tuple[dict[str, Bundle], NDArray[np.int64]]:
+    """Return models as validation rows of a dataset ask them, and those of its rows that none was fitted on.
+
+    Raises
+    ------
+    ConfigError
+        One of them was fitted on validation rows as part of this very dataset; ``remedy`` ends the message.
+    """
+    asked, rows, begins_us = {}, features.valid_rows(), features.cuts_us[0]
+    for name, bundle in models.items():
+        learned = _learned_from(bundle, features)
+        for one in learned:
+            if one.same and (until_us := one.facts.get("trained_until_us", 0)) > begins_us:
+                raise ConfigError(
+                    f"{features.dataset.path}: the {name} was trained on it {_till(until_us)}, and its validation "
+                    f"period begins at {begins_us} µs; judge on another dataset, or {remedy}"
+                )
+            if one.in_validation:
+                rows = rows[features.end_us[rows] > one.fitted_until_us]
+        asked[name] = _as_asked(bundle, learned)
+    return asked, rows
+
+
+def _learned_from(bundle: Bundle, features: FeatureSet) -> list[_Learned]:
+    """Return the datasets that a model and its prior learned from, each beside the dataset in question."""
+    of_prior = bundle.trained.get("prior", {}).get("datasets", ())
+    every = [(facts, False) for facts in bundle.trained.get("datasets", ())] + [(facts, True) for facts in of_prior]
+    same = [facts["fingerprint"] == features.dataset.fingerprint for facts, _ in every]
+    samples = [() if mine else facts.get(SEEN, ()) for (facts, _), mine in zip(every, same, strict=True)]
+    begins_us, tests_us = features.cuts_us
+    held = holds(samples, features, [(begins_us, tests_us), (tests_us, None)])
+    return [
+        _Learned(facts, its_prior, mine, *found)
+        for (facts, its_prior), mine, found in zip(every, same, held, strict=True)
+    ]
+
+
+def _as_asked(bundle: Bundle, learned: list[_Learned]) -> Bundle:
+    """Return a model whose held-out forecaster answers for the rows that the other one learned from, too."""
+    mine = [one.facts for one in learned if (one.same or one.in_validation) and not one.of_prior]
+    until_us = max((int(facts.get("tuned_until_us", 0)) for facts in mine), default=None)
+    return bundle if bundle.held_out is None else replace(bundle, learned_until_us=until_us)
+
+
+def _till(until_us: int) -> str:
+    return "to its end" if until_us == AFTER_TRACE_US else f"until {until_us} µs on its clock"
