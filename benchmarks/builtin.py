@@ -83,7 +83,7 @@ def network_of(source: Source, seed: int) -> Bundle:
     fingerprint = source.dataset.fingerprint
     return Bundle(
         "network", fitted.refitted or fitted.forecaster, HORIZON_S, _BEGIN, fingerprint, held_out=fitted.forecaster,
-        learned_until_us=source.split_facts["tuned_until_us"],
+        learned_until_us=source.features.cuts_us[1],
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from reclaim.data.core.stores.transfer import fetch_folder
 from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows
 from reclaim.features.bucket import Bucket, Folding, Labels, known_targets
 from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
@@ -29,7 +28,6 @@ from reclaim.features.splits import (
     PERIODS,
     PERMITTED,
     TEST,
-    TEST_UNSEEN,
     TRAIN,
     VALID,
     SplitConfig,
@@ -178,19 +176,11 @@ class FeatureSet:
         """Ends out of memory of the dataset's collections."""
         return read_journal(self.path / JOURNAL, _command(self.dataset.path))
 
-    def bucket(self, number: int, windows: Windows | None = None) -> Bucket:
-        """Return all rows of a bucket, folded as they are asked for.
-
-        Parameters
-        ----------
-        number : int
-        windows : Windows or None
-            The bucket's, where they have been read.
-        """
+    def bucket(self, number: int) -> Bucket:
+        """Return all rows of a bucket, folded as they are asked for."""
         first, stop = self.bucket_start[number : number + 2].tolist()
         stored = self.x[first:stop] if self.whole else None
-        windows = self.dataset.windows(number) if windows is None else windows
-        return Bucket(self.folding, self.journal, number, first, windows, stored)
+        return Bucket(self.folding, self.journal, number, first, self.dataset.windows(number), stored)
 
     def by_bucket(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield each bucket that has some of the dataset's rows, and their places in it; ``rows`` rise."""
@@ -240,10 +230,9 @@ class FeatureSet:
         of_valid = sum(counts[GROUPS[g]] for g in PERMITTED[VALID]) / max(len(self.valid_rows()), 1) or 1.0
         return np.asarray(self.weight[rows] * np.where(self.period[rows] == VALID, np.float32(of_valid), np.float32(1)))
 
-    def test_rows(self, *, unseen_only: bool = False) -> NDArray[np.int64]:
-        """Return the places of the rows to score on: test period, all collections or those never seen before it."""
-        rows = self._rows_of(TEST)
-        return rows[self.group[rows] == TEST_UNSEEN] if unseen_only else rows
+    def test_rows(self) -> NDArray[np.int64]:
+        """Return the places of the rows to score on: test period, all collections."""
+        return self._rows_of(TEST)
 
     def labels(self, rows: NDArray[np.int64]) -> Labels:
         """Return the labels of rows that are kept."""

@@ -85,7 +85,8 @@ def holds(
                 of_period = found & within[:, rows]
                 counts[k, :, 0] += np.count_nonzero(of_period & alike, axis=1)
                 counts[k, :, 1] += np.count_nonzero(of_period & ~alike, axis=1)
-    return ((counts[..., 0] >= FEWEST) & (counts[..., 0] > counts[..., 1])).tolist()
+    held: list[list[bool]] = ((counts[..., 0] >= FEWEST) & (counts[..., 0] > counts[..., 1])).tolist()
+    return held
 
 
 def _within(end_us: NDArray[np.int64], begin_us: int, until_us: int | None) -> NDArray[np.bool_]:

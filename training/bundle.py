@@ -228,7 +228,7 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def _load(folder: Path) -> Bundle:
-    facts = json.loads((folder / BUNDLE_FILE).read_text())
+    facts = json.loads((folder / BUNDLE_FILE).read_text(encoding="utf-8"))
     if facts.get("format") not in (_WITHOUT_PRIOR, FORMAT) or facts.get("kind") not in LEARNED:
         raise OtherReleaseError(
             f"{folder / BUNDLE_FILE}: expected format {_WITHOUT_PRIOR} or {FORMAT} and a kind of {', '.join(LEARNED)}, "

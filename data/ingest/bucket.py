@@ -107,7 +107,7 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
     done = Path(job.staging) / "buckets" / f"{job.bucket}.json"
     files = [Path(job.out) / name / bucket_name(job.bucket) for name in s.BUCKETED]
     if done.is_file() and all(file.is_file() for file in (*files, tasks_piece(job.staging, job.bucket))):
-        record = json.loads(done.read_text())
+        record = json.loads(done.read_text(encoding="utf-8"))
         if record["identity"] == job.identity:
             return dict(record["counts"])
     source, usage_schema = job.source, s.with_extras("usage", job.source.extras.get("usage", ()))

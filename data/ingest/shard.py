@@ -156,7 +156,7 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
     identity = {"bytes": n_bytes, "buckets": job.buckets, "rules": content_sha256(rules), **version_of(path)}
     done = folder / DONE
     if done.is_file():
-        record = json.loads(done.read_text())
+        record = json.loads(done.read_text(encoding="utf-8"))
         if record["identity"] == identity and (in_store(path) or record["taken"]["sha256"] == file_sha256(path)):
             return Shard(table.name, table.key, job.file, folder=str(folder), **record["taken"])
     try:

@@ -116,7 +116,9 @@ def shipped_dialects() -> list[str]:
 def load_dialect(name_or_path: str) -> Dialect:
     """Read a dialect: the name of a shipped one, or a file; ConfigError where there is none or it is wrong."""
     if name_or_path in shipped_dialects():
-        text = (resources.files("reclaim.data.traces") / "dialects" / f"{name_or_path}.toml").read_text()
+        text = (resources.files("reclaim.data.traces") / "dialects" / f"{name_or_path}.toml").read_text(
+            encoding="utf-8"
+        )
         return parse_dialect(text, name_or_path)
     path = Path(name_or_path)
     if not path.is_file():

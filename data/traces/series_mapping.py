@@ -152,7 +152,9 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
         except UnicodeDecodeError as error:
             raise ConfigError(f"mapping {name_or_path}: not UTF-8 ({error})") from error
     elif str(name_or_path) in shipped_mappings():
-        text = (resources.files("reclaim.data.traces") / "mappings" / f"{name_or_path}.toml").read_text()
+        text = (resources.files("reclaim.data.traces") / "mappings" / f"{name_or_path}.toml").read_text(
+            encoding="utf-8"
+        )
     else:
         raise ConfigError(f"mapping {name_or_path}: no such file, and shipped are only {', '.join(shipped_mappings())}")
     try:

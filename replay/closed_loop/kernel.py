@@ -328,15 +328,8 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
 
 
 @numba.njit(**LENT)
-def advance(loop: Any, now_us: int) -> None:
-    """Move every placed run to its window of now, for an estimator that answers before they are settled."""
-    for first in range(0, len(loop.machines), IN_TURN):
-        _advance(first, loop, True, now_us)
-
-
-@numba.njit(**LENT)
-def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
-    """Move the runs of ``IN_TURN`` machines to their windows of now, with the tape's reservations unless ``live``.
+def _advance(first: int, loop: Any, now_us: int) -> None:
+    """Move the runs of ``IN_TURN`` machines to their windows of now, with the tape's reservations.
 
     A run that was placed less than ``settings.startup_us`` ago keeps its limit.
     """
@@ -354,27 +347,25 @@ def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
             run = runs[heads[k]]
             _play(run, tape, now_us)
             run.held = not run.carried and now_us - run.placed_us < settings.startup_us
-            if not live:
-                for r in range(2):
-                    run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], run.held)
+            for r in range(2):
+                run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], run.held)
             heads[k] = run.next
             left = True
 
 
 @numba.njit(**LENT)
-def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> None:
+def settle(loop: Any, slot_s: float, now_us: int, until_us: int) -> None:
     """Recompute every machine's sums, relieve those out of memory, throttle those out of CPU, fill in ``loop.tick``.
 
-    Runs are moved to their windows of now, unless an estimator is ``live``, for which that is done before. Those that
-    end by ``until_us`` are noted.
+    Runs are moved to their windows of now. Those that end by ``until_us`` are noted.
     """
     runs, machines, due, foreseen, tick = loop.runs, loop.machines, loop.due, loop.foreseen, loop.tick
     due[0] = 0
     together = len(foreseen.terms) > 0
     for m in range(len(machines)):
         machine = machines[m]
-        if not live and m % IN_TURN == 0:
-            _advance(m, loop, False, now_us)  # just before, so that the records are in the cache
+        if m % IN_TURN == 0:
+            _advance(m, loop, now_us)  # just before, so that the records are in the cache
         if not machine.up:
             continue
         for r in range(2):

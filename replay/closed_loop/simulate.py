@@ -12,8 +12,7 @@ from reclaim.data.core.arrays import lent
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.following import Held, HeldMachines
 from reclaim.replay.closed_loop.foreseen import ByMachine, State, no_state
-from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
-from reclaim.replay.closed_loop.live import Live
+from reclaim.replay.closed_loop.kernel import pass_slot, schedule, settle
 from reclaim.replay.closed_loop.placement import POLICIES
 from reclaim.replay.closed_loop.records import (
     FAILURE,
@@ -122,7 +121,6 @@ def simulate(
     margin: NDArray[np.int8] | None = None,
     scheduling: Scheduling | None = None,
     *,
-    live: Live | None = None,
     by_machine: ByMachine | None = None,
     horizon_s: int | None = None,
 ) -> Outcome:
@@ -139,19 +137,16 @@ def simulate(
         Those of ``workload.masks``.
     reserved : float64, shape (n_margins, n_rows, n_resources)
         The current reservation when each window of the tape begins, in the trace's unit, guards included, under each
-        margin. Read where ``live`` is None, and for runs that go on when the period begins.
+        margin.
     margin : int8, shape (n_slots,), or None
         Row of ``reserved`` for each slot; the first one throughout when None.
     scheduling : Scheduling or None
         The defaults when None.
-    live : Live or None
-        An estimator that answers as time passes, instead of ``reserved``.
     by_machine : ByMachine or None
         An estimator of machines, by which they reserve for all runs on them together; ``reserved`` is its ``alone``.
     horizon_s : int or None
         Time ahead for which machines are held against the peaks of their runs; None: they are not.
     """
-    assert live is None or by_machine is None, "machines are foreseen by the tape"
     scheduling = scheduling or Scheduling()
     order = np.random.default_rng(scheduling.seed).permutation(len(machines))  # of searches
     place = np.argsort(order)
@@ -183,10 +178,7 @@ def simulate(
         if margins is not None:
             loop = loop._replace(foreseen=foreseen._replace(margins=margins[margin[t]]))
         until_us = min(now_us + slot_us, workload.stop_us)
-        if live is not None:
-            advance(loop, now_us)
-            live.answer(runs, now_us)
-        settle(loop, live is not None, float(workload.slot_s), now_us, until_us)
+        settle(loop, float(workload.slot_s), now_us, until_us)
         schedule(loop, now_us, until_us)
         if held is not None:
             held.see(now_us // slot_us, runs, there, foreseen.sums)

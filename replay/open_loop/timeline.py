@@ -51,8 +51,8 @@ class SlotGrid:
         Length of the window over that of the slot.
     place : int64, shape (n,)
         Machine of the row; a task without one is a place of its own.
-    n_places, n_machines : int
-        Places in all, and how many of them are machines.
+    n_machines : int
+        How many places are machines.
     """
 
     first_us: int
@@ -61,7 +61,6 @@ class SlotGrid:
     slot: NDArray[np.int64]
     weight: NDArray[np.float64]
     place: NDArray[np.int64]
-    n_places: int
     n_machines: int
 
     @property
@@ -103,7 +102,7 @@ def lay_out(windows: Windows) -> SlotGrid:
     machines, machine = np.unique(windows.machine_id[on_machine], return_inverse=True)
     place = np.empty(len(windows), np.int64)
     place[on_machine] = machine
-    alone, number = np.unique(windows.task_numbers()[~on_machine], return_inverse=True)
+    _alone, number = np.unique(windows.task_numbers()[~on_machine], return_inverse=True)
     place[~on_machine] = len(machines) + number
     return SlotGrid(
         first_us=first_us,
@@ -112,7 +111,6 @@ def lay_out(windows: Windows) -> SlotGrid:
         slot=slot.astype(np.int64),
         weight=lengths_us / (slot_s * 1e6),
         place=place,
-        n_places=len(machines) + len(alone),
         n_machines=len(machines),
     )
 

@@ -200,8 +200,10 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
 
     # a model is identified by its answers: its files may differ from one saving to the next
     asked = np.random.default_rng(0).random((256, N_FEATURES), np.float32)
-    answered = bundle.forecaster.predict(asked)
-    digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
+    digest = hashlib.sha256()
+    for forecaster in (bundle.forecaster, *([] if bundle.held_out is None else [bundle.held_out])):
+        answered = forecaster.predict(asked)
+        digest.update(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
     return {
         "kind": bundle.kind,
         "prices": {name: price_facts(price) for name, price in bundle.prices.items()},
@@ -254,7 +256,7 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
             raise ConfigError(f"{out}: exists and holds no {RESULTS}; {remedy}")
         return None
     try:
-        results = json.loads(path.read_text())
+        results = json.loads(path.read_text(encoding="utf-8"))
         there = {**results["inputs"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not the results of a replay; {remedy}") from error

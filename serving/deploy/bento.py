@@ -31,7 +31,7 @@ def _name_the_model() -> None:
     if "RECLAIM_BUNDLE" in os.environ:
         return
     if "RECLAIM_MODEL" not in os.environ and (_CARRIED / ORIGIN_FILE).is_file():
-        origin = json.loads((_CARRIED / ORIGIN_FILE).read_text())
+        origin = json.loads((_CARRIED / ORIGIN_FILE).read_text(encoding="utf-8"))
         os.environ["RECLAIM_MODEL"] = f"{origin['name']}/{origin['version']}"
         os.environ["RECLAIM_BUNDLE"], os.environ["RECLAIM_MODEL_VERSION"] = str(_CARRIED), origin["version"]
     try:

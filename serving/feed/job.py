@@ -424,7 +424,9 @@ class Feed:
 def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:
     """Return the tasks that a feed before this one sent last; none where there was none, or a crash left half."""
     try:
-        return [(int(collection), int(index)) for collection, index in json.loads(path.read_text())["tasks"]]
+        return [
+            (int(collection), int(index)) for collection, index in json.loads(path.read_text(encoding="utf-8"))["tasks"]
+        ]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:

@@ -116,7 +116,7 @@ class ModelCache:
         if not path.is_file():
             return []
         try:
-            return [CachedModel(**entry) for entry in json.loads(path.read_text())["models"]]
+            return [CachedModel(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
         except (OSError, ValueError, TypeError, KeyError) as error:
             log.warning("%s is damaged (%r): no model of it is used", path, error)
             return []

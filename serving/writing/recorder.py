@@ -51,31 +51,38 @@ class Recorder:
         self._rows, self._end_us = 0, -1
         self._dropped = 0  # windows, since one was written
 
+    def make_room(self, rows: Windows | FactRows) -> bool:
+        """Write what is kept where its hour is over, or too much with these rows; return whether it was.
+
+        It comes before they are in the log: a mark there says that all before it are written.
+        """
+        end_us = int(rows.end_us.max()) if isinstance(rows, Windows) else self._end_us
+        over = end_us // _HOUR_US > self._end_us // _HOUR_US
+        n = len(rows if isinstance(rows, Windows) else rows.row)
+        return (over or self._rows + n > _MOST_ROWS) and self.close()
+
     def take(self, windows: Windows) -> bool:
-        """Keep windows; return whether all before them were written, as their hour is over."""
-        end_us = int(windows.end_us.max())
-        due = end_us // _HOUR_US > self._end_us // _HOUR_US or self._rows + len(windows) > _MOST_ROWS
-        written = due and self.close()
+        """Keep windows; return whether all before them were written, as ``make_room``."""
+        written = self.make_room(windows)
         self._writes.append(windows)
         if len(self._writes) == _MOST_WRITES:
             self._kept.append(concatenate(self._writes))
             self._writes = []
         self._rows += len(windows)
-        self._end_us = max(end_us, self._end_us)
+        self._end_us = max(int(windows.end_us.max()), self._end_us)
         return written
 
-    def take_facts(self, facts: FactRows) -> bool:
-        """Keep the ends and failures of tasks, which are written with the windows of the hour; return as ``take``."""
+    def take_facts(self, facts: FactRows) -> None:
+        """Keep the ends and failures of tasks, which are written with the windows of the hour."""
+        self.make_room(facts)
         said = (facts.columns[name] for name in (ENDED_US, FAILED, FAILED_US, s.OUT_OF_MEMORY))
         ends = ends_table(facts.key, *said)
         if not len(ends):
-            return False
-        written = self._rows + len(ends) > _MOST_ROWS and self.close()
+            return
         self._ends.append(ends)
         if len(self._ends) == _MOST_WRITES:
             self._ends = [pa.concat_tables(self._ends).combine_chunks()]
         self._rows += len(ends)
-        return written
 
     def close(self) -> bool:
         """Write what is kept, and return whether anything was; it is then on the disk.

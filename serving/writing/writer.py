@@ -255,13 +255,14 @@ class Writer:
         if len(admitted.windows) == 0:
             return admitted.outcome, self._synced()
         self._metrics.above_limit(np.count_nonzero(far_above_limit(admitted.windows), axis=0).tolist())
-        if self._recorder is not None:
-            self._note_record(self._recorder.take(admitted.windows))
+        self._make_room(admitted.windows)
         with self.timed("log"):
             if self._store is not None:
                 self._record_settings(self._store)
                 present_us = self._tracker.clock.present_us
                 self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows, present_us))
+        if self._recorder is not None:
+            self._recorder.take(admitted.windows)
         synced = self._synced()  # while it is folded
         self._fold(admitted.windows)
         return admitted.outcome, synced
@@ -272,6 +273,11 @@ class Writer:
         if now != self._recorded:
             store.append(log_records.SETTINGS, json.dumps(now).encode())
             self._recorded = now
+
+    def _make_room(self, rows: Windows | FactRows) -> None:
+        """Let the recorder write what came before, as these rows are next in the log."""
+        if self._recorder is not None:
+            self._note_record(self._recorder.make_room(rows))
 
     def _write_record(self) -> None:
         if self._recorder is not None:
@@ -320,14 +326,15 @@ class Writer:
         outcome = self._tracker.judge(facts)
         present_us = self._tracker.clock.present_us
         kept = dated(facts.keep(outcome == TAKEN), present_us)
-        if self._recorder is not None:
-            self._note_record(self._recorder.take_facts(facts.keep((outcome == TAKEN) | (outcome == ENDED))))
+        self._make_room(facts)
         if self._store is not None:
             try:
                 self._store.append(log_records.FACTS, log_records.write_facts(kept, present_us))
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error
+        if self._recorder is not None:
+            self._recorder.take_facts(facts.keep((outcome == TAKEN) | (outcome == ENDED)))
         self._watch.failed(*self._tracker.failed(kept))
         self._watch.forget(self._tracker.store_facts(kept))
         refusals = facts.refusals

@@ -65,7 +65,7 @@ def test_periods_follow_time_groups_follow_collections_and_targets_stop_a_horizo
     in_alloc = np.concatenate([dataset.windows(b).in_alloc for b in range(dataset.n_buckets)])
     assert in_alloc.any()
     assert not in_alloc[np.concatenate([train, valid, test])].any()
-    unseen = set(collections[features.test_rows(unseen_only=True)])
+    unseen = set(collections[test[features.group[test] == TEST_UNSEEN]])
     assert unseen
     assert not unseen & set(collections[train])
     assert not unseen & set(collections[valid])

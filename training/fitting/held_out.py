@@ -13,6 +13,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import RowKeys, join_keys, row_keys
+from reclaim.features.seen import SEEN, holds
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import load_bundle
 from reclaim.training.estimators.base import Forecast
@@ -122,6 +123,13 @@ def _of_whole_tasks(features: FeatureSet, seed: int) -> NDArray[np.int64]:
     drawn = np.random.default_rng(seed).permutation(len(count))
     enough = int(np.searchsorted(np.cumsum(count[drawn]), TEST_ROWS)) + 1  # the one that passes it, too
     return rows[np.isin(task, drawn[:enough])]
+
+
+def builtin_saw(source: Source) -> bool:
+    """Return whether the built-in model learned from windows of the validation period of a dataset, by ``SEEN``."""
+    learned_from = load_bundle(BUILTIN_FOLDER).trained["datasets"]
+    held = holds([facts[SEEN] for facts in learned_from], source.features, [source.features.cuts_us])
+    return any(of_validation for (of_validation,) in held)
 
 
 def builtin_calibration(valid: HeldOut, config: TrainConfig) -> Calibration:

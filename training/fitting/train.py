@@ -199,7 +199,7 @@ def run_training(
             say("fitting the machines")
             trained = add_machines(trained, config)
         if config.against_builtin and learner.served and not config.value.known:
-            trained = compare_with_builtin(trained, config)
+            trained = compare_with_builtin(trained, sources, config)
         say("scoring on validation and test rows")
         scored = score(trained, sources, config)
         name = config.model_name + ("" if learner.served else f"-{config.estimator}")
@@ -342,6 +342,10 @@ def _report(
                 f"reclaims less of validation rows than the built-in model, at a budget ({one}): the history is "
                 "short, and the built-in model is served where there is no champion"
                 for one in trained.worse
+            ),
+            *(
+                f"not compared with the built-in model, which learned from windows of {name}"
+                for name in trained.builtin_saw
             ),
             *([_prior_note(prior, config)] if (prior := trained.fitted.facts.get("prior")) else []),
             *own_price_notes(valid, config, calibration),

@@ -12,6 +12,7 @@ from reclaim.training.evaluation.scores import Scores, score_forecast
 from reclaim.training.fitting.held_out import (
     HeldOut,
     builtin_calibration,
+    builtin_saw,
     held_out,
     less_reclaimed,
     sampled_test_rows,
@@ -50,6 +51,8 @@ class Trained:
         Empty until they are fitted.
     worse : sequence of str
         Where it reclaims less than the built-in model, in words; empty until they are compared.
+    builtin_saw : sequence of str
+        Datasets with windows that the built-in model learned from, for which they are not compared.
     """
 
     fitted: Fitted
@@ -60,6 +63,7 @@ class Trained:
     calibration: Calibration
     machines: Mapping[int, Curves] = field(default_factory=dict)
     worse: Sequence[str] = ()
+    builtin_saw: Sequence[str] = ()
 
     @property
     def prices(self) -> dict[str, Price]:
@@ -117,8 +121,13 @@ def add_machines(trained: Trained, config: TrainConfig) -> Trained:
     return replace(trained, machines=machines)
 
 
-def compare_with_builtin(trained: Trained, config: TrainConfig) -> Trained:
-    """Return it with where the built-in model, at prices of the same rows, reclaims more."""
+def compare_with_builtin(trained: Trained, sources: Sequence[Source], config: TrainConfig) -> Trained:
+    """Return it with where the built-in model, at prices of the same rows, reclaims more.
+
+    They are not compared on datasets that have validation rows from which the built-in model learned.
+    """
+    if saw := [source.name for source in sources if builtin_saw(source)]:
+        return replace(trained, builtin_saw=saw)
     builtin = builtin_calibration(trained.valid, config)
     return replace(trained, worse=less_reclaimed(trained.calibration, builtin, config.budgets))
 

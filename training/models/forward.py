@@ -58,9 +58,8 @@ class ForwardPass:
     odds : float32, shape (K / C, W, C), likewise
         To the other log-odds.
     odds_bias : float32, shape (K,)
-    fitted : bool, shape (n_curves + n_logits,)
+    fitted : bool, shape (n_curves + K,)
         The other curves and probabilities are NaN.
-    n_logits, n_steps : int
     """
 
     read: NDArray[np.int64]
@@ -73,8 +72,6 @@ class ForwardPass:
     odds: NDArray[np.float32]
     odds_bias: NDArray[np.float32]
     fitted: NDArray[np.bool_]
-    n_logits: int
-    n_steps: int
 
     @classmethod
     def of(
@@ -118,8 +115,6 @@ class ForwardPass:
             odds=odds,
             odds_bias=odds_bias,
             fitted=fitted,
-            n_logits=len(logits),
-            n_steps=curves.shape[1],
         )
 
     def write(self, x: NDArray[np.float32], survival: NDArray[np.float32], probability: NDArray[np.float64]) -> None:

@@ -272,4 +272,4 @@ class Calibrated:
         path, oom = folder / cls._FILE, OomModel.load(folder)
         if not path.is_file():
             return cls(forecaster, ProbabilityCalibration(), oom)
-        return cls(forecaster, ProbabilityCalibration.from_dict(json.loads(path.read_text())), oom)
+        return cls(forecaster, ProbabilityCalibration.from_dict(json.loads(path.read_text(encoding="utf-8"))), oom)

@@ -152,7 +152,7 @@ class TreeForecaster:
         """
         import skops.io
 
-        facts = json.loads((folder / cls._FACTS).read_text())
+        facts = json.loads((folder / cls._FACTS).read_text(encoding="utf-8"))
         strange = sorted(set(skops.io.get_untrusted_types(file=folder / cls._FILE)) - set(_TRUSTED))
         if strange:
             raise ModelError(f"{folder / cls._FILE} holds types that no tree model has: {', '.join(strange)}")

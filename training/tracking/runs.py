@@ -460,14 +460,21 @@ def find_file(run_id: str, file: str) -> Path | None:
         raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error
 
 
-def git_commit() -> str | None:
-    """Return the commit of the working folder, with ``+`` where files differ from it; None outside a repository."""
+def git_commit(file: Path = Path(__file__)) -> str | None:
+    """Return the commit of the code that runs, with ``+`` where files differ from it; None outside its repository.
+
+    An installed package is none of the repository that it may lie in, nor of that of the working folder.
+    """
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(file.resolve().parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        git("ls-files", "--error-unmatch", file.name)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if changed.strip() else "")
 
 
 def _record(run: Any, experiment: str) -> RunRecord:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
@@ -142,8 +143,11 @@ def _before(workload: Integers, period: Integers) -> Integers:
 
 def _killed_at(rows: TaskRows, workload: Integers, time_us: Integers) -> Floats:
     """Return the largest memory at which a task of each workload has ended out of memory; NaN for none."""
-    killed = np.full(len(workload), np.nan)
-    for of, when, limit in zip(rows.oom_workload, rows.oom_us, rows.oom_limit, strict=True):
-        mine = (workload == of) & (time_us >= when)
-        killed[mine] = np.fmax(killed[mine], limit)
-    return killed
+    of = np.concatenate([rows.oom_workload, workload])
+    decided = np.arange(len(of)) >= len(rows.oom_workload)
+    order = np.lexsort((decided, np.concatenate([rows.oom_us, time_us]), of))  # an end counts from its own time on
+    limit = np.concatenate([rows.oom_limit, np.full(len(workload), np.nan)])[order]
+    so_far = pd.Series(limit).groupby(of[order], sort=False).cummax().groupby(of[order], sort=False).ffill()
+    killed = np.full(len(of), np.nan)
+    killed[order] = so_far
+    return killed[decided]

@@ -26,7 +26,7 @@ def test_out_of_memory_is_where_a_machines_tasks_use_more_than_all_their_reserva
     reserved = np.array([0.4, 0.4, 0.4, 0.5, 0.7, 0.5, 0.6, 0.6, 0.4])
     # slot 0: 0.7 of 0.9 on machine 7; slot 1: 1.0 of 1.1, though a alone is over; slot 2: 1.0 of 0.9, and c 0.5 of 0.4
     slots = lay_out(windows)
-    assert (slots.count, slots.n_machines, slots.n_places) == (3, 2, 2)
+    assert (slots.count, slots.n_machines) == (3, 2)
     assert oom_events(used, reserved, slots).tolist() == [0, 0, 2]
     assert tasks_over(used, reserved, slots).tolist() == [0, 1, 2]
     assert len(slots.occupied[1]) == 6
@@ -44,7 +44,7 @@ def test_a_task_whose_machine_is_unknown_is_judged_alone(make_windows: Maker) ->
     windows = make_windows([(0, 0)] * 2, [(0, 0)] * 2, [(0, 0)] * 2, machines=[-1, -1, 7])
     used, reserved = np.array([0.6, 0.6, 0.1, 0.1, 0.5, 0.5]), np.full(6, 0.5)
     slots = lay_out(windows)
-    assert (slots.n_machines, slots.n_places) == (1, 3)
+    assert (slots.n_machines, slots.place.tolist()) == (1, [1, 1, 2, 2, 0, 0])
     assert oom_events(used, reserved, slots).tolist() == [1, 1]
 
 

@@ -45,6 +45,7 @@ from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import Source
+from reclaim.training.machines.estimator import BOUND
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.value import Value
@@ -131,6 +132,21 @@ def test_the_same_replay_elsewhere_gives_the_same_bytes(
     again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False)
     for path in report.folder.iterdir():
         assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
+
+
+def test_results_of_a_model_are_none_of_another_that_answers_alike_and_foresees_machines_otherwise(
+    dataset: Path, config: MarginsConfig, tmp_path: Path
+) -> None:
+    bundle = learned()
+    out, quick = tmp_path / "out", replace(config, estimators=())
+    run_experiment(EXPERIMENT, dataset, out, quick, bundles={"trees": bundle}, tracking=False)
+    for other in (
+        replace(bundle, machines={3600: tuple(replace(curve, together=0.5) for curve in BOUND)}),
+        replace(bundle, mean_limit=(0.5, 0.25)),
+        replace(bundle, held_out=LargestOfTheDay(2.0)),
+    ):
+        with pytest.raises(ConfigError, match="holds a replay that differs in bundles"):
+            run_experiment(EXPERIMENT, dataset, out, quick, bundles={"trees": other}, tracking=False)
 
 
 def test_run_again_it_does_nothing(

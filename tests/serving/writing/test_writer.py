@@ -552,6 +552,26 @@ def test_a_failure_that_is_reported_behind_the_end_of_its_task_is_recorded_and_d
     assert pq.read_table(events)[s.TIME_US].to_pylist() == [4 * W, 4 * W - 1]
 
 
+@pytest.mark.usefixtures("mends_soon")
+def test_what_a_full_disk_refused_is_recorded_when_it_is_sent_again_and_once(
+    start: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(record=tmp_path / "seen")
+    service.told({"task": 1, "at": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", refuse(errno.ENOSPC))
+        patch.setattr(os, "posix_fallocate", refuse(errno.ENOSPC))
+        refused_with(DISK_FULL, "not_stored", lambda: service.told({"task": 1, "at": 1}))
+        refused_with(DISK_FULL, "not_stored", lambda: service.facts({"task": 1, "ended_us": 2 * W}))
+    soon(lambda: service.writer.store_problem is None)
+    service.told({"task": 1, "at": 1})
+    service.facts({"task": 1, "ended_us": 2 * W})
+    service.close()
+    (usage,), (events,) = ((tmp_path / "seen").glob(f"{table}-*") for table in ("usage", "events"))
+    assert pq.read_table(usage)[s.END_US].to_pylist() == [W, 2 * W]
+    assert pq.read_table(events)[s.TIME_US].to_pylist() == [2 * W]
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_crash_loses_nothing_of_the_record_and_what_was_written_is_not_written_again(
     start: Callable[..., Service], tmp_path: Path, saved: bool

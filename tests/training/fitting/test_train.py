@@ -22,12 +22,12 @@ from reclaim.data.schema import AFTER_TRACE_US, RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import TIER_LABELS
-from reclaim.features.seen import SAMPLED, SEEN
+from reclaim.features.seen import SAMPLED, SEEN, sample_windows
 from reclaim.features.splits import SplitConfig
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
+from reclaim.training.fitting import held_out, train
 from reclaim.training.fitting import network as fit
-from reclaim.training.fitting import train
 from reclaim.training.fitting.sources import Source
 from reclaim.training.fitting.train import SCORES, TrainReport, run_training
 from reclaim.training.margins.calibrate import violation_share
@@ -437,6 +437,22 @@ def test_a_model_that_reclaims_less_than_the_built_in_one_is_a_candidate_alone(p
     assert (report.version, report.champion) == ("1", None)
     assert any(note.startswith("reclaims less of validation rows than the built-in model") for note in report.notes)
     assert tracking.resolve_model("short@candidate").version == "1"
+
+
+def test_a_model_is_not_compared_with_a_built_in_one_that_learned_from_the_rows_it_would_be_compared_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builtin = json.loads((BUILTIN_FOLDER / BUNDLE_FILE).read_text())
+    features = FeatureSet.open(place / "dataset")
+    builtin["trained"]["datasets"][-1][SEEN] = sample_windows(features)
+    shutil.copytree(BUILTIN_FOLDER, tmp_path / "builtin")
+    (tmp_path / "builtin" / BUNDLE_FILE).write_text(json.dumps(builtin))
+    monkeypatch.setattr(held_out, "BUILTIN_FOLDER", tmp_path / "builtin")
+    config = replace(CONFIG, model_name="known", against_builtin=True, fit=replace(CONFIG.fit, width=1, epochs=1))
+    report = run_training(place / "dataset", config)
+    assert "not compared with the built-in model, which learned from windows of dataset" in report.notes
+    assert not any(note.startswith("reclaims less") for note in report.notes)
+    assert report.champion == "1"
 
 
 def test_trees_are_registered_under_their_own_name(place: Path, trained: TrainReport) -> None:

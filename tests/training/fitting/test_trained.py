@@ -73,7 +73,7 @@ def test_a_model_that_reserves_limits_is_worse_than_the_built_in_one_in_words(so
     limits = dict.fromkeys(trained.calibration.reclaimed, (0.0,) * len(RESOURCES))
     timid = replace(trained, calibration=replace(trained.calibration, reclaimed=limits))
     assert not trained.worse
-    worse = compare_with_builtin(timid, CONFIG).worse
+    worse = compare_with_builtin(timid, sources, CONFIG).worse
     assert [one.partition(":")[0] for one in worse] == [
         "cpu at 0.01",
         "memory at 0.01",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,3 +285,27 @@ def test_the_store_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert default_tracking_uri() == f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert default_tracking_uri() == "http://127.0.0.1:5000"
+
+
+def test_the_commit_is_that_of_the_code_and_not_of_the_folder_that_one_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        name = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        return subprocess.run(["git", *name, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    code, other = tmp_path / "code.py", tmp_path / "venv" / "code.py"
+    other.parent.mkdir()
+    code.touch()
+    git("init", "-q")
+    git("add", "code.py")
+    git("commit", "-q", "-m", "one")
+    commit = git("rev-parse", "HEAD").strip()
+    assert tracking.git_commit(code) == commit
+    other.touch()  # installed inside of somebody's repository
+    assert tracking.git_commit(other) is None
+    code.write_text("changed = True\n")
+    assert tracking.git_commit(code) == f"{commit}+"
+    monkeypatch.chdir(tmp_path)
+    here = tracking.git_commit()
+    assert here is None or not here.startswith(commit)
