@@ -17,6 +17,7 @@ demand``) per resource, and the largest CPU usage inside the window."""
 SLOT_S: Final = 300
 """Length in seconds of a slot of the trace's clock. What other tasks did is known slot by slot: at t, of the slots
 before the one in which t lies. So the order in which the windows of one slot arrive makes no difference."""
+SLOT_US: Final = SLOT_S * 1_000_000
 
 
 LARGEST: Final = 1e6

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
+from reclaim.features.registry import SLOT_US
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import sums_of
@@ -45,7 +46,6 @@ _FACTS: Final = b"""{"tasks": [
     {"collection_id": 0, "ended_us": %d, "failed": true}, {"collection_id": 1, "failed_us": %d},
     {"collection_id": 2, "limit": {"cpu": 0.5, "memory": 1}}],
     "collections": [{"collection_id": 3, "estimation": false}]}"""
-_SLOT_US: Final = 300_000_000
 _SLOTS: Final = (0, 1, 3, 2, 3, 600, 601)
 """The fourth is late, the fifth repeated, and the one after it, two days later, ends the horizons of all answers."""
 _TASKS: Final = 4
@@ -53,7 +53,7 @@ _TASKS: Final = 4
 
 def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     """Answer from histories, take windows and facts, explain a task and a machine, place a task: all in memory."""
-    end_us = (_SLOTS[-1] + 1) * _SLOT_US
+    end_us = (_SLOTS[-1] + 1) * SLOT_US
     settings = settings.model_copy(
         update={"clock": "unix", "record": None, "lateness_s": max(settings.lateness_s, 1.0)}
     )
@@ -68,7 +68,7 @@ def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     while writer.state == "recovering":
         sleep(0.001)
     for slot in _SLOTS:
-        windows = ", ".join(_WINDOW % (task, slot * _SLOT_US, (slot + 1) * _SLOT_US) for task in range(_TASKS))
+        windows = ", ".join(_WINDOW % (task, slot * SLOT_US, (slot + 1) * SLOT_US) for task in range(_TASKS))
         usage = usage_from_json(f'{{"windows": [{windows}]}}'.encode(), units, _TASKS)
         writer.write(usage).result()
     writer.write(facts_from_json(_FACTS % (end_us, end_us), _TASKS)).result()
@@ -81,6 +81,6 @@ def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
 
 
 def _histories() -> pa.Table:
-    ends = [(k + 1) * _SLOT_US for k in range(2)]
-    columns = {s.COLLECTION_ID: [0, 0], s.START_US: [end - _SLOT_US for end in ends], s.END_US: ends}
+    ends = [(k + 1) * SLOT_US for k in range(2)]
+    columns = {s.COLLECTION_ID: [0, 0], s.START_US: [end - SLOT_US for end in ends], s.END_US: ends}
     return pa.table({**columns, s.CPU_LIMIT: [1.0, 1.0], s.MEMORY_LIMIT: [1.0, 1.0]})

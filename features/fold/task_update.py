@@ -41,9 +41,8 @@ from reclaim.features.fold.task_record import (
     WEEK_STEPS,
     WINDOW_US,
 )
-from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SLOT_S
+from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SLOT_US
 
-_SLOT_US: Final = SLOT_S * 1_000_000
 _BIN_BITS: Final = 3
 """log2 of the bins to a doubling."""
 _WEEK_VALUES: Final = np.array(
@@ -78,7 +77,7 @@ def resource_of(signal: int) -> int:
 
 def slots_of(known_us: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the slot of the clock that holds each time, as ``publish`` does; int32, shape (n,)."""
-    return np.clip((known_us - 1) // _SLOT_US, 0, _LAST_SLOT).astype(np.int32)
+    return np.clip((known_us - 1) // SLOT_US, 0, _LAST_SLOT).astype(np.int32)
 
 
 @numba.njit(forceinline=True, **LENT)
@@ -95,7 +94,7 @@ def publish(
     ``ooms`` is how many such ends the record had before the window. ``died`` is the run's age in seconds where there is
     one more.
     """
-    moment[i] = min(max((s.end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
+    moment[i] = min(max((s.end_us - 1) // SLOT_US, 0), _LAST_SLOT)
     died[i] = NOT_TAKEN if not taken else min(s.oom_age_us // 1_000_000, _LAST_SLOT) if s.ooms > ooms else LIVES
 
 

@@ -23,7 +23,6 @@ TAG_PLACE: Final = "place"
 """Tag of a run of one contender: its place in the table of the experiment, from 0."""
 TAG_TASKS: Final = "estimator_of_tasks"
 """Tag of a run of a contender whose margins keep budgets of machines: the estimator of tasks that it rests on."""
-_MLFLOW_PARENT: Final = "mlflow.parentRunId"
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow has no name of a metric or a parameter with."""
 
@@ -50,7 +49,7 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
         model = model_tags(results, name)
         if one.tags.get("kind") in BY_MACHINE:
             model[TAG_TASKS] = rests_on(name)
-        tags = {**shared, **model, **one.tags, **one.words, **apart, TAG_PARENT: whole, _MLFLOW_PARENT: whole}
+        tags = {**shared, **model, **one.tags, **one.words, **apart, TAG_PARENT: whole, tracking.PARENT: whole}
         with tracking.start_run(experiment.name, one.name, tags=tags) as run:
             run.log_params({**results["inputs"]["config"], **one.params})
             run.log_datasets([_dataset_input(results)], context="evaluation")

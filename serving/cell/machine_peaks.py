@@ -16,7 +16,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.core.state import adopt, part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.features.registry import SLOT_S
+from reclaim.features.registry import SLOT_S, SLOT_US
 from reclaim.training.machines.following import AT_ONCE, LARGEST, LATE, OnlineMachines
 from reclaim.training.machines.terms import N_TERMS, unknown_shares, write_terms
 from reclaim.training.margins.violation import violates_in_kernel
@@ -31,7 +31,6 @@ MOST_MACHINES: Final = 100_000
 """Machines that are followed at most; those of further ones have no outcomes."""
 KEPT_SLOTS: Final = 86_400 // SLOT_S
 """Slots without a window after which a machine's place, and its counts, may go to a new one."""
-_SLOT_US: Final = SLOT_S * 1_000_000
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
 
@@ -177,7 +176,7 @@ class MachinePeaks:
         taken = taken.outside_allocs()
         if len(taken.windows) == 0:
             return
-        slots = taken.windows.start_us // _SLOT_US
+        slots = taken.windows.start_us // SLOT_US
         answered = taken.row >= 0
         of_row = np.full(len(slots), -1, np.int64)
         of_row[taken.row[answered]] = np.flatnonzero(answered)

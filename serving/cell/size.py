@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 
-_HOUR_US: Final = 3_600_000_000
 _APART: Final = 1.5
 """Factor by which the mean limit must differ from the one in use: every task is scored again when it changes."""
 
@@ -58,7 +57,7 @@ class CellSize:
         """
         if self.memory[0] < 0:
             self.memory[0] = end_us
-        hour, of_limits = float(end_us // _HOUR_US), self.memory[2:]
+        hour, of_limits = float(end_us // s.HOUR_US), self.memory[2:]
         if hour <= self.memory[1] and not (np.isnan(of_limits) & (limit > 0).any(axis=0)).any():
             return None
         self.memory[1] = max(hour, self.memory[1])

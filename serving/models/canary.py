@@ -11,6 +11,7 @@ from reclaim.data import windows as w
 from reclaim.data.errors import ModelError
 from reclaim.data.schema import TIERS, UNKNOWN_ID
 from reclaim.data.windows import Windows, empty_windows
+from reclaim.features.registry import SLOT_US
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Heads
 
 _SEED: Final = 20_150_421
-_WINDOW_US: Final = 300_000_000
 _GAP_US: Final = 6 * 3_600_000_000
 """Length of each gap of a history with gaps: longer than every horizon but a day's."""
 _NOW_US: Final = 40 * 86_400_000_000
@@ -81,9 +81,9 @@ def _history(task: _Task, random: np.random.Generator) -> Windows:
     out = empty_windows(n)
     back = np.arange(n)[::-1]
     gaps = back // task.gap_every if task.gap_every else np.zeros(n, np.int64)
-    out.end_us[:] = _NOW_US - back * _WINDOW_US - gaps * _GAP_US
-    out.start_us[:] = out.end_us - _WINDOW_US
-    out.start_us[0] += _WINDOW_US // 2  # it began between two windows
+    out.end_us[:] = _NOW_US - back * SLOT_US - gaps * _GAP_US
+    out.start_us[:] = out.end_us - SLOT_US
+    out.start_us[0] += SLOT_US // 2  # it began between two windows
     out.scheduled_us[:] = out.start_us[0] if task.scheduled_us is None else task.scheduled_us
     out.collection_id[:] = task.collection
     out.instance_index[:] = n  # two tasks of one collection differ in it

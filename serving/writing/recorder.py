@@ -19,7 +19,6 @@ from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, FactRows
 
 log = logging.getLogger(__name__)
 
-_HOUR_US: Final = 3_600_000_000
 _MOST_ROWS: Final = 1 << 19
 """Rows in memory, 200 MB: a file is written when there are more."""
 _MOST_WRITES: Final = 1_024
@@ -57,7 +56,7 @@ class Recorder:
         It comes before they are in the log: a mark there says that all before it are written.
         """
         end_us = int(rows.end_us.max()) if isinstance(rows, Windows) else self._end_us
-        over = end_us // _HOUR_US > self._end_us // _HOUR_US
+        over = end_us // s.HOUR_US > self._end_us // s.HOUR_US
         n = len(rows if isinstance(rows, Windows) else rows.row)
         return (over or self._rows + n > _MOST_ROWS) and self.close()
 

@@ -19,9 +19,10 @@ from reclaim.data.windows import LEVELS
 
 _REBASE: Final = 100
 """Half-lives after which the time that weights refer to is moved; 2 to the power of it is far inside a float32."""
-_TIE: Final = 1.0 - 1e-9
+TIE: Final = 1.0 - 1e-9
 """A percentile is reached at this share of its weight: sums that would tie in exact arithmetic do, rounded."""
-_SHARES: Final = np.array(LEVELS) / 100.0
+SHARES: Final = np.array(LEVELS) / 100.0
+"""Levels of the percentile vectors, as shares."""
 
 TASK: Final = np.dtype(
     [
@@ -161,7 +162,7 @@ class DecayingHistograms:
             end of the first window if ``per_run`` is not asked for, in microseconds, and the windows that counted.
         """
         _fold(
-            memory[self._task], memory[self._weight], r, _SHARES, self._grid.start, self._grid.first, self._grid.ratio,
+            memory[self._task], memory[self._weight], r, SHARES, self._grid.start, self._grid.first, self._grid.ratio,
             self._load, self._half_life_us, self._level, self._per_run, self._end, slot, start_us, end_us, scheduled_us,
             value, shape, limit, out,
         )  # fmt: skip
@@ -286,7 +287,7 @@ def _fold(
             _take(
                 s, weight, task, gain, value[i, r], shape, limit[i, 0], shares, start, per_width, per_log, step, load, i
             )
-            reached = level * s.total * _TIE
+            reached = level * s.total * TIE
             s.at, s.below = percentile_at(weight, task, s.at, s.below, reached)
         out[i, r] = end[s.at] if s.total > 0 else np.nan
         out[i, -2] = s.end_us - s.since_us

@@ -23,7 +23,7 @@ from reclaim.training.estimators.base import (
     over_limit,
     statistic_or_limit,
 )
-from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
+from reclaim.training.estimators.histogram import RELATIVE, TIE, DecayingHistograms, Grid
 
 _LEVELS: Final = {"target": 0.9, "lower": 0.5, "upper": 0.95}
 _GRIDS: Final = (Grid(0.01, 1_000.0), Grid(1e7, 1e12))
@@ -34,8 +34,6 @@ _near_limit: Final = numba.njit(inline="always")(near_limit)
 _DAYS: Final = 8
 """Intervals of a day whose memory peaks count."""
 _BUMP_BYTES: Final = 100 * 2.0**20
-_TIE: Final = 1.0 - 1e-9
-"""A percentile is reached at this share of its weight: sums that would tie in exact arithmetic do, rounded."""
 
 _TASK: Final = np.dtype(
     [
@@ -166,7 +164,7 @@ def _percentile(s: Any, weights: Any, level: float) -> float:
         for j in range(_DAYS):
             if 0 <= s.peak[j] <= value:
                 up_to += weights[j]
-        if up_to >= level * total * _TIE:
+        if up_to >= level * total * TIE:
             best = value
     return best
 

@@ -56,7 +56,6 @@ _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys
     TARGETS, ("log_loss", "pinball_over_usage", "coverage_error")
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
-_KEY_TAG: Final = "reclaim.key"
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def run_training(
     _check_engine(engine, learner, config.estimator)
     sources = open_sources(datasets if isinstance(datasets, Sequence) else [datasets])
     key = _key(sources, config)
-    before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
+    before = tracking.find_runs(config.experiment, tags={tracking.KEY_TAG: key})
     finished = [run for run in before if run.status == "FINISHED"]
     if finished and not force:
         with learner.together(config, go=False):
@@ -299,7 +298,7 @@ def _oom_definition(sources: Sequence[Source]) -> str:
 
 def _tags(sources: Sequence[Source], key: str) -> dict[str, str]:
     return {
-        _KEY_TAG: key,
+        tracking.KEY_TAG: key,
         "dataset": ",".join(source.dataset.fingerprint for source in sources),
         "features": ",".join(source.features.fingerprint for source in sources),
         "pipeline_version": PIPELINE_VERSION,

@@ -50,8 +50,6 @@ _JUDGES: Final = 5
 _RANDOM: Final = 10
 """Trials at random places of the ranges, before their results choose the next (Optuna's own default)."""
 _TRIAL_TAG: Final = "reclaim.tune.trial"
-_KEY_TAG: Final = "reclaim.key"
-_MLFLOW_PARENT: Final = "mlflow.parentRunId"
 _COMPARED: Final = "compared"
 """Attribute of a study: number of the best trial, and where its settings reclaim less."""
 _DONE: Final = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -271,10 +269,10 @@ def _quiet() -> Iterator[None]:
 
 def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Source]) -> str:
     """Return the run above those of the trials, made where the store has none."""
-    before = [run for run in tracking.find_runs(EXPERIMENT, tags={_KEY_TAG: key}) if _TRIAL_TAG not in run.tags]
+    before = [run for run in tracking.find_runs(EXPERIMENT, tags={tracking.KEY_TAG: key}) if _TRIAL_TAG not in run.tags]
     if before:
         return before[0].run_id
-    tags = {_KEY_TAG: key, "dataset": ",".join(source.dataset.fingerprint for source in sources)}
+    tags = {tracking.KEY_TAG: key, "dataset": ",".join(source.dataset.fingerprint for source in sources)}
     with tracking.start_run(EXPERIMENT, config.run_name(source.name for source in sources), tags=tags) as run:
         run.log_datasets([source.facts for source in sources], context="training")
         run.log_params(config.settings())
@@ -288,7 +286,7 @@ def _count(study: optuna.Study) -> int:
 
 def _search(study: optuna.Study, search: _Search, trials: int, at_once: int, engine: Engine, run_id: str) -> None:
     """Add trials to the record, ``at_once`` at a time, each chosen by those before the first of these."""
-    tags = {_KEY_TAG: search.key, _MLFLOW_PARENT: run_id}
+    tags = {tracking.KEY_TAG: search.key, tracking.PARENT: run_id}
     before = {run.tags[_TRIAL_TAG]: run.run_id for run in tracking.find_runs(EXPERIMENT, tags=tags)}
     bar = tqdm(total=trials, initial=_count(study), desc="tune", unit="trial", disable=None)
     with closing(bar), engine.pool() as pool:

@@ -18,7 +18,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
-from reclaim.features.registry import SLOT_S
+from reclaim.features.registry import SLOT_S, SLOT_US
 from reclaim.training.margins.answers import Answers, Priced, Setting, three_of
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.ladder import N_RUNGS, price_of
@@ -52,7 +52,6 @@ _FADE: Final = 1 - 1 / _DAY_SLOTS
 _HOUR_SLOTS: Final = 3_600 // SLOT_S
 _HOUR_FADE: Final = 1 - 1 / 24
 """Weight of an hour's answers relative to those of the next one in what an own price is solved from."""
-_SLOT_US: Final = SLOT_S * 1_000_000
 _UNKNOWN_US: Final = np.iinfo(np.int64).min
 """Begin of a cell that is not known yet. A cell may have begun before the clock of its trace."""
 _VIOLATED: Final = len(RESOURCES)
@@ -240,7 +239,7 @@ class OnlineMargins:
         -------
         mapping of name of margin to float64, shape (n, n_resources), unit of the limit
         """
-        moment = windows.end_us // _SLOT_US
+        moment = windows.end_us // SLOT_US
         order = np.argsort(moment, kind="stable")
         starts = np.flatnonzero(np.diff(moment[order], prepend=-1))
         held: dict[str, NDArray[np.float64]] = {name: np.empty(windows.limit.shape) for name in self.start}
@@ -301,7 +300,7 @@ class OnlineMargins:
 
     def reach(self, end_us: int) -> None:
         """Let the outcomes that are known when a slot begins move the settings; nothing where it is under way."""
-        moment, cells = end_us // _SLOT_US, self._cells
+        moment, cells = end_us // SLOT_US, self._cells
         if moment <= cells["clock"][0]:
             return
         self._close_slot()
@@ -485,8 +484,8 @@ def _wait(
             if fresh == 0:
                 continue
             task.came[k] = came
-            place, of = max(-(-given_us // _SLOT_US), clock[1] + 1) % len(answered), task.tier[k]
-            at = max(-(-end_us[i] // _SLOT_US), clock[2] + 1) % len(arrived)
+            place, of = max(-(-given_us // SLOT_US), clock[1] + 1) % len(answered), task.tier[k]
+            at = max(-(-end_us[i] // SLOT_US), clock[2] + 1) % len(arrived)
             for r in range(now.shape[1]):
                 answered[place, of, r] += fresh >> r & 1
                 arrived[at, 0, of, r] += fresh >> r & 1

@@ -42,8 +42,10 @@ ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
-_PARENT: Final = "mlflow.parentRunId"
+PARENT: Final = "mlflow.parentRunId"
 """MLflow's tag of the run that a run is within."""
+KEY_TAG: Final = "reclaim.key"
+"""Tag of a training or a search: a hash of all that decides its result."""
 _DIGEST: Final = 36
 """Letters of a dataset's digest that MLflow keeps."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
@@ -218,7 +220,7 @@ def start_run(
             ) as active,
         ):  # fmt: skip
             if elsewhere and not run_id:
-                client.delete_tag(active.info.run_id, _PARENT)
+                client.delete_tag(active.info.run_id, PARENT)
             yield Run(client, active.info.run_id)
     except MlflowException as error:
         reason = str(error).strip().partition("\n")[0]

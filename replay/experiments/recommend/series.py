@@ -21,12 +21,11 @@ from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.schema import MEMORY_AT, RESOURCES
 from reclaim.data.windows import Windows, demand, empty_windows
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import SLOT_US
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_SLOT_US: Final = 300_000_000
-"""Shortest slot of the series, in µs: the measurement window of most traces."""
 _AT_ONCE: Final = 500_000
 """Windows of the series that are laid out at once, about: 120 MB."""
 _MOST_DOUBLED: Final = 1 << 16
@@ -283,7 +282,7 @@ def _limits_so_far(limit: Floats, task: Integers) -> Floats:
 def largest_task(rows: TaskRows) -> Series:
     """Return the series of the largest task of each workload."""
     lengths = rows.end_us - rows.start_us
-    slot_us = max(_SLOT_US, int(np.median(lengths)) if len(rows) else 0)
+    slot_us = max(SLOT_US, int(np.median(lengths)) if len(rows) else 0)
     slot = (rows.end_us - 1) // slot_us
     order = np.lexsort((slot, rows.workload))
     starts = np.flatnonzero(is_first(rows.workload[order], slot[order]))

@@ -12,12 +12,10 @@ from reclaim.data.core.histogram import bucket_of
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import LEVELS
 from reclaim.training.estimators.autopilot.moving_window import AutopilotEstimator
 from reclaim.training.estimators.base import grid
-from reclaim.training.estimators.histogram import Grid
+from reclaim.training.estimators.histogram import SHARES, Grid
 
-_SHARES: Final = np.array(LEVELS) / 100.0
 _GRID: Final = Grid(0.005, 1.0, 1.1)
 """Candidate limits are the ends of these buckets of usage over the limit: 0.5 % apart, each step 10 % wider. A choice:
 evenly spaced ones as fine as that at the lower end would be 200, and the state six times as large."""
@@ -119,7 +117,7 @@ class AutopilotMlEstimator(AutopilotEstimator):
         buckets, (blocks, width) = len(_GRID.start), self._constants[3].shape
         sums = np.zeros((buckets + 1, _LANES), np.float32)
         _fold(
-            self._memory["task"], self._memory["histogram"], self._memory["limit"], self._memory["cost"], _SHARES,
+            self._memory["task"], self._memory["histogram"], self._memory["limit"], self._memory["cost"], SHARES,
             *self._constants, np.zeros((len(RESOURCES), blocks, width), np.float32),
             np.zeros((blocks, width), np.float32), sums, sums.reshape(-1), np.full(sums.size, np.inf, np.float32),
             np.zeros(sums.size, np.int32), slot, end_us, signal, shape, limit, out,
