@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.cli.results import of_features
 from reclaim.data.core.files import write_json
 from reclaim.data.dataset import FORMAT_VERSION, MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
@@ -22,6 +23,8 @@ from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.targets import HORIZONS_S
+from tests.series import dataset_of
+from tests.training.fitting.test_train import write_cell
 
 Maker = Callable[..., dict[str, Any]]
 S = 1_000_000
@@ -160,6 +163,17 @@ def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
     build_features(dataset, config)
     build_features(dataset)
     assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
+
+
+@pytest.mark.parametrize(("windows", "said"), [(1_600, []), (150, ["86400s"]), (40, ["3600s", "86400s"])])
+def test_the_command_says_at_which_horizons_no_margin_can_be_set(tmp_path: Path, windows: int, said: list[str]) -> None:
+    write_cell(tmp_path / "raw", tasks=6, windows=windows)
+    built = dataset_of(tmp_path / "raw", tmp_path / "dataset", buckets=1)
+    features = FeatureSet.open(built.path)
+    y, _ = features.targets(features.valid_rows())
+    assert [f"{h}s" for h, of in zip(HORIZONS_S, np.moveaxis(y, 2, 0), strict=True) if np.isnan(of).all()] == said
+    lines = [line for line in of_features(features, False)[1] if line.startswith("no row for margins has a known")]
+    assert [line.split(": ")[0].rpartition("over ")[2] for line in lines] == ([" or ".join(said)] if said else [])
 
 
 def test_a_dataset_without_features_says_which_command_makes_them(dataset: Dataset, tmp_path: Path) -> None:

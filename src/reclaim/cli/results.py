@@ -138,6 +138,7 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     folder = built.dataset.path / built.path.name
     facts = {"features": str(folder), "already_there": already_there, "role": built.role}
     from reclaim.data.oom import OOM_RECORDED
+    from reclaim.data.schema import RESOURCES
 
     label = "recorded or derived" if built.manifest["oom_definition"] == OOM_RECORDED else "derived"
     lines = [
@@ -146,6 +147,13 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
         f"{len(built.valid_rows()):,} for margins, {len(built.test_rows()):,} for tests; "
         f"{built.manifest['oom_events']} OOM events by the {label} label{unchanged(already_there)}"
     ]
+    known = built.manifest["targets"]["valid"]
+    unknown = [h for h in known[RESOURCES[0]] if not any(known[r][h]["known"] for r in RESOURCES)]
+    if unknown:
+        lines.append(
+            f"no row for margins has a known demand over {' or '.join(unknown)}: at these horizons no margin or price "
+            "can be set; a longer history has some"
+        )
     if built.role == "test":
         lines.append("held out (split.role=test): for models trained on other datasets")
     return facts | {key: built.manifest[key] for key in keys}, lines
