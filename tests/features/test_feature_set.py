@@ -165,7 +165,7 @@ def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
     assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
 
 
-@pytest.mark.parametrize(("windows", "said"), [(1_600, []), (150, ["86400s"]), (40, ["3600s", "86400s"])])
+@pytest.mark.parametrize(("windows", "said"), [(1_600, []), (150, ["86400s"]), (50, ["3600s", "86400s"])])
 def test_the_command_says_at_which_horizons_no_margin_can_be_set(tmp_path: Path, windows: int, said: list[str]) -> None:
     write_cell(tmp_path / "raw", tasks=6, windows=windows)
     built = dataset_of(tmp_path / "raw", tmp_path / "dataset", buckets=1)
