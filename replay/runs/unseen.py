@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import AFTER_TRACE_US
 from reclaim.features.seen import SEEN, holds
 from reclaim.training.settings import NO_PRIOR
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from reclaim.features.feature_set import FeatureSet
@@ -69,7 +72,7 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet, remedy: str) -> B
     """
     begins_us, tests_us = features.cuts_us
     unseen = features.manifest["config"]["split"]["test_unseen_share"]
-    learned = _learned_from(bundle, features)
+    learned = _learned_from(name, bundle, features)
     for one in learned:
         facts, path = one.facts, features.dataset.path
         whose = f"the prior of {name}" if one.of_prior else name
@@ -111,7 +114,7 @@ def compared_on(
     """
     asked, rows, begins_us = {}, features.valid_rows(), features.cuts_us[0]
     for name, bundle in models.items():
-        learned = _learned_from(bundle, features)
+        learned = _learned_from(f"the {name}", bundle, features)
         for one in learned:
             if one.same and (until_us := one.facts.get("trained_until_us", 0)) > begins_us:
                 raise ConfigError(
@@ -124,12 +127,20 @@ def compared_on(
     return asked, rows
 
 
-def _learned_from(bundle: Bundle, features: FeatureSet) -> list[_Learned]:
-    """Return the datasets that a model and its prior learned from, each beside the dataset in question."""
+def _learned_from(name: str, bundle: Bundle, features: FeatureSet) -> list[_Learned]:
+    """Return the datasets that a model and its prior learned from, each beside the dataset in question.
+
+    A bundle of an earlier release has no samples of these, which is said.
+    """
     of_prior = bundle.trained.get("prior", {}).get("datasets", ())
     every = [(facts, False) for facts in bundle.trained.get("datasets", ())] + [(facts, True) for facts in of_prior]
     same = [facts["fingerprint"] == features.dataset.fingerprint for facts, _ in every]
     samples = [() if mine else facts.get(SEEN, ()) for (facts, _), mine in zip(every, same, strict=True)]
+    if any(SEEN not in facts and not mine for (facts, _), mine in zip(every, same, strict=True)):
+        log.warning(
+            "%s: %s is of a release that kept no samples of what models learned from, so it cannot be told whether it "
+            "learned from windows of this dataset; train it again to know", features.dataset.path, name,
+        )  # fmt: skip
     begins_us, tests_us = features.cuts_us
     held = holds(samples, features, [(begins_us, tests_us), (tests_us, None)])
     return [

@@ -169,9 +169,10 @@ def own_price_notes(valid: HeldOut, config: TrainConfig, calibration: Calibratio
                 and not 1 / FAR < ratio < FAR
                 and np.isfinite(valid.target(config.horizon_s)[:, r]).any()
             ):
+                times = f"{ratio:,.0f} times" if ratio > 1 else f"1/{1 / ratio:,.0f} of"
                 notes.append(
-                    f"{resource}, {margin}: the price set on validation rows is {ratio:.2g} times the one at which the "
-                    "model itself expects the budget: a sign of drift, or of too little training"
+                    f"{resource}, {margin}: the price set on validation rows is {times} the one at which the model "
+                    "itself expects the budget: a sign of drift, or of too little training"
                 )
     return notes
 

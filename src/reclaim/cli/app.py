@@ -296,7 +296,10 @@ def train(
     promote: Annotated[bool, typer.Option("--promote", help="Then promote it, as `reclaim promote` does.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model, set its margins on validation data and register it as `candidate`; the first one is served."""
+    """Train a model, set its margins on validation data and register it as `candidate`.
+
+    The first one is served where it reclaims no less than the built-in model; others wait for `reclaim promote`.
+    """
     from reclaim.config import load_config
     from reclaim.data.core.engine.workers import Engine
     from reclaim.training.fitting.train import assist_training, assists, run_training

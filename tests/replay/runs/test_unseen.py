@@ -66,6 +66,20 @@ def test_a_forecaster_that_learned_from_nothing_that_margins_are_set_on_answers_
     assert judged(learned(facts | {SEEN: sample_windows(features)}), features).learned_until_us == begins_us
 
 
+def test_a_model_of_which_it_cannot_be_told_what_it_learned_from_is_named(
+    features: FeatureSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = facts_of(features, fingerprint="another")
+    judged(learned(facts), features)
+    judged(learned({k: v for k, v in facts_of(features).items() if k != SEEN}), features)
+    assert not caplog.messages
+    del facts[SEEN]
+    judged(learned(facts), features)
+    assert "trees is of a release that kept no samples" in caplog.text
+    compared_on({"champion": learned(facts, prior=True)}, features, "--force")
+    assert "the champion is of a release that kept no samples" in caplog.text
+
+
 @pytest.mark.parametrize("fingerprint", [None, "another"])
 def test_no_margins_are_set_on_rows_that_a_model_was_fitted_on(features: FeatureSet, fingerprint: str | None) -> None:
     begins_us = features.cuts_us[0]
