@@ -43,6 +43,7 @@ from reclaim.training.fitting.trained import (
     score,
 )
 from reclaim.training.margins.calibrate import known_rows
+from reclaim.training.models.oom_model import OomModel
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import BUILTIN, find_model
@@ -192,39 +193,58 @@ def run_training(
                 fitted = learner.fit(sources, config, checkpoints)
         oom = fit_oom(sources, config.seed)
         fit_seconds = time.perf_counter() - fitting
-        say("setting prices on the validation rows")
-        trained = calibrate_fit(fitted, oom, sources, rows, config)
-        if not LEARNED[config.estimator].portable:
-            say("fitting the machines")
-            trained = add_machines(trained, config)
-        if config.against_builtin and learner.served and not config.value.known:
-            trained = compare_with_builtin(trained, sources, config)
-        say("scoring on validation and test rows")
-        scored = score(trained, sources, config)
-        name = config.model_name + ("" if learner.served else f"-{config.estimator}")
-        report = _report(run.run_id, name, trained, scored, sources, config)
-        bundle = _bundle(trained, report, sources, config)
-        say("recording and registering")
-        _log_fit(run, trained, scored, report, fit_seconds)
-        if learner.served:  # trees are asked at every threshold of every row, which would take minutes
-            _log_importance(run, trained, FEATURE_NAMES, config.horizon_s)
-        registered = _register(run, name, bundle)
-        _log_scores(run, scored, config.horizon_s)
-        report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
-        card = model_card(
-            asdict(report), settings=config.settings(), test_scores=report.test_scores,
-            probability=trained.first.calibration.to_dict(), n_features=N_FEATURES,
-            refitted=fitted.refitted is not None,
-        )  # fmt: skip
-        tracking.describe_version(registered, card)
-        run.log_text(card, "model_card.md")
-        run.log_dict(asdict(report), _REPORT)
-        tracking.move_alias(registered, tracking.CANDIDATE)
-        if not trained.worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
-            tracking.move_alias(registered, tracking.CHAMPION)
+        trained = _make_ready(fitted, oom, sources, rows, config, say)
+        report = _record(run, trained, sources, config, fit_seconds, started, say)
     with suppress(OSError):  # another run's checkpoint may be next to it
         checkpoints.parent.rmdir()
     return _with_champion(report)
+
+
+def _make_ready(
+    fitted: Fitted, oom: OomModel | None, sources: Sequence[Source], rows: Sequence[NDArray[np.int64]],
+    config: TrainConfig, say: Callable[[str], object],
+) -> Trained:  # fmt: skip
+    """Return what was fitted with its prices, its machines, and how it compares with the built-in model."""
+    say("setting prices on the validation rows")
+    trained = calibrate_fit(fitted, oom, sources, rows, config)
+    if not LEARNED[config.estimator].portable:
+        say("fitting the machines")
+        trained = add_machines(trained, config)
+    if config.against_builtin and learner_of(config.estimator).served and not config.value.known:
+        trained = compare_with_builtin(trained, sources, config)
+    return trained
+
+
+def _record(
+    run: tracking.Run, trained: Trained, sources: Sequence[Source], config: TrainConfig, fit_seconds: float,
+    started: float, say: Callable[[str], object],
+) -> TrainReport:  # fmt: skip
+    """Score a model, record it in its run and register it; return the report."""
+    say("scoring on validation and test rows")
+    served = learner_of(config.estimator).served
+    scored = score(trained, sources, config)
+    name = config.model_name + ("" if served else f"-{config.estimator}")
+    report = _report(run.run_id, name, trained, scored, sources, config)
+    bundle = _bundle(trained, report, sources, config)
+    say("recording and registering")
+    _log_fit(run, trained, scored, report, fit_seconds)
+    if served:  # trees are asked at every threshold of every row, which would take minutes
+        _log_importance(run, trained, FEATURE_NAMES, config.horizon_s)
+    registered = _register(run, name, bundle)
+    _log_scores(run, scored, config.horizon_s)
+    report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
+    card = model_card(
+        asdict(report), settings=config.settings(), test_scores=report.test_scores,
+        probability=trained.first.calibration.to_dict(), n_features=N_FEATURES,
+        refitted=trained.fitted.refitted is not None,
+    )  # fmt: skip
+    tracking.describe_version(registered, card)
+    run.log_text(card, "model_card.md")
+    run.log_dict(asdict(report), _REPORT)
+    tracking.move_alias(registered, tracking.CANDIDATE)
+    if not trained.worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
+        tracking.move_alias(registered, tracking.CHAMPION)
+    return report
 
 
 def _with_champion(report: TrainReport) -> TrainReport:
