@@ -189,7 +189,11 @@ class Dataset:
         return out
 
     def cell(self, monday_us: int = 0) -> w.Cell:
-        """Return the dataset's cell; the caller gives ``monday_us``, which no trace has."""
+        """Return the dataset's cell; the caller gives ``monday_us``, which no trace has.
+
+        The largest machine is that of the whole record, as an operator says it once (``RECLAIM_LARGEST_CPU``): sizes of
+        early rows are relative to a machine that may have come later.
+        """
         machines = self.table("machines")
         cpu, memory = (pc.max(machines[name]).as_py() for name in (s.CPU_CAPACITY, s.MEMORY_CAPACITY))
         return w.Cell((cpu or math.nan, memory or math.nan), monday_us)

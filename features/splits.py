@@ -23,8 +23,8 @@ PERIODS: Final = ("train", "valid", "test")
 SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC = range(4)
 GROUPS: Final = ("seen", "valid-unseen", "test-unseen", "in-alloc")
 """By collection: ``seen`` is trained on; ``valid-unseen`` only sets margins; ``test-unseen`` only tests. A task inside
-an alloc instance lives off its alloc's resources, not the machine's: it is neither trained on nor scored, the alloc
-instance is (as in the EuroSys'21 study, which takes top-level instances)."""
+an alloc instance lives off its alloc's resources, not the machine's: no reservation is learned from it or judged on it,
+but on the alloc instance (as in the EuroSys'21 study, which takes top-level instances). Its ends out of memory are."""
 
 PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNSEEN))
 """The groups that may be used in each period, in the order of ``PERIODS``."""
