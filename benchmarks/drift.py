@@ -226,7 +226,7 @@ def measure_machines(source: Source, estimates: Estimates, config: ReplayConfig,
     machines = {name: m for name, m in laid_out.items() if m is not None}
     bundle, features = source.bundles[_MODEL], source.features
     of_model = foresee_machines(bundle, features, period, machines, config.horizon_s, config.budgets)[FITTED]
-    budgets = config.budgets.of_machines
+    budgets = config.budgets.by_margin
     for resource, m in machines.items():
         one, at = of_model[resource], (config.horizon_s, m.slot_s)
         for (margin, budget), held in zip(budgets.items(), one.held(tuple(budgets.values()), *at), strict=True):

@@ -29,7 +29,7 @@ from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import Units
 from reclaim.serving.writing.queue import SmallCallMonitor
 from reclaim.serving.writing.writer import Writer
-from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -246,7 +246,8 @@ class Runtime:
             roles["shadow", model.shadow_name, model.shadow_version, self.settings.shadow] = 1.0
             loaded_at["shadow",] = model.shadow_loaded_at
         served = self.keeper.served
-        budgets = {**violations_of(served), **served.bundle.trained.get("settings", {}).get("budgets", {})}
+        given = served.bundle.trained.get("settings", {}).get("budgets")
+        budgets = Budgets(**given).by_margin if given else violations_of(served)
         return {
             "ready": float(self.writer.state == "ok"),
             "requests_under_way": float(self.requests_under_way),

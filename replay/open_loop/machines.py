@@ -277,8 +277,7 @@ class MachineContenders:
         """Return the margins of an estimator of machines by name, each in the order ``schema.RESOURCES``."""
         curves = self.machines[name][1].curves
         return self.packed.get(name) or {
-            margin: tuple(curve.margin(budget) for curve in curves)
-            for margin, budget in self.budgets.of_machines.items()
+            margin: tuple(curve.margin(budget) for curve in curves) for margin, budget in self.budgets.by_margin.items()
         }
 
     def reserved(self, estimates: Estimates) -> dict[tuple[str, str], Floats]:

@@ -224,7 +224,7 @@ def _budget_of(request: FitRequest, scorer: Scorer, settings: ServingSettings) -
     if margin not in MARGIN_NAMES:
         message = f"margin: expected one of {', '.join(MARGIN_NAMES)}, got {margin!r}"
         raise RequestError(INVALID, "unknown_margin", message, field="margin")
-    return margin, scorer.budgets.of_machines[margin]
+    return margin, scorer.budgets.by_margin[margin]
 
 
 def _asked(found: MachineSums, margin: str | None, budget: float) -> tuple[float, ...]:

@@ -52,7 +52,7 @@ def about(found: MachineSums, units: Units) -> dict[str, Any]:
     scorer = found.scorer
     return {
         "model": model_name(scorer.model), "horizon_s": scorer.machines.horizon_s, "units": units,
-        "clock_us": known_or_none(found.clock_us), "budgets": dict(scorer.budgets.of_machines),
+        "clock_us": known_or_none(found.clock_us), "budgets": dict(scorer.budgets.by_margin),
     }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
         for k, margin in enumerate(MARGIN_NAMES):
             columns[f"{resource}_violated_{margin}"] = pa.array(violated[:, k, r])
     said = model_name(scorer.model)
-    budgets = ",".join(f"{name}={budget}" for name, budget in scorer.budgets.of_machines.items())
+    budgets = ",".join(f"{name}={budget}" for name, budget in scorer.budgets.by_margin.items())
     return pa.table(columns).replace_schema_metadata(
         {
             "model_name": said.name, "model_version": said.version, "horizon_s": str(scorer.machines.horizon_s),

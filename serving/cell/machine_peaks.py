@@ -77,7 +77,7 @@ class MachineMargins:
     @classmethod
     def of(cls, scorer: Scorer) -> MachineMargins:
         """Return a model's own margins."""
-        budgets = scorer.budgets.of_machines
+        budgets = scorer.budgets.by_margin
         online = OnlineMachines(scorer.machines.curves, tuple(budgets.values()), scorer.machines.horizon_s)
         nothing = np.zeros((0, *online.margins.shape), np.int64)
         return cls.published(online, budgets, nothing[:, 0, 0], nothing[:, 0], nothing)
@@ -131,7 +131,7 @@ class MachinePeaks:
     """
 
     def __init__(self, scorer: Scorer, *, at_once: float = AT_ONCE, moves: bool = True) -> None:
-        self._estimator, self._budgets = scorer.machines, scorer.budgets.of_machines
+        self._estimator, self._budgets = scorer.machines, scorer.budgets.by_margin
         curves, horizon_s = self._estimator.curves, self._estimator.horizon_s
         budgets = tuple(self._budgets.values())
         self._online = OnlineMachines(curves, budgets, horizon_s, at_once=at_once, moves=moves)

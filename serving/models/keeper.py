@@ -104,21 +104,23 @@ class _Followed:
         self._on_refused = refused
         self.current: _Current | None = None
         self.refused: Refusal | None = None
+        self._tried: ModelVersion | None = None
         self._again_at = -math.inf
 
-    def refuse(self, version: str | None, why: str, again_s: float = math.inf) -> None:
-        """Keep the reason, log it once, and do not try again for some seconds."""
+    def refuse(self, found: ModelVersion | None, why: str, again_s: float = math.inf) -> None:
+        """Keep the reason, log it once, and do not try again for some seconds; None: the reference resolves to none."""
+        version = None if found is None else found.version
         refused = Refusal(version, why)
         if refused != self.refused:
             self._on_refused()
             which = self.reference if version is None else f"{self.reference}, version {version},"
             remains = f"{self.named()} stays" if self.current else "none is there"
             log.warning("%s is not taken: %s; %s", which, why, remains)
-        self.refused, self._again_at = refused, time.monotonic() + again_s
+        self.refused, self._tried, self._again_at = refused, found, time.monotonic() + again_s
 
     def gave_up(self, found: ModelVersion) -> bool:
         """Return whether that version was refused and must not be tried again yet."""
-        return self.refused is not None and self.refused.version == found.version and time.monotonic() < self._again_at
+        return self.refused is not None and self._tried == found and time.monotonic() < self._again_at
 
     def named(self) -> str:
         """Return the current model in words."""
@@ -294,13 +296,13 @@ class ModelKeeper:
         try:
             room = tempfile.TemporaryDirectory(prefix="reclaim-model-", ignore_cleanup_errors=True)
         except OSError as error:
-            followed.refuse(found.version, f"there is no room to fetch it: {error}", _FETCH_AGAIN_S)
+            followed.refuse(found, f"there is no room to fetch it: {error}", _FETCH_AGAIN_S)
             return
         with room as folder:
             try:
                 location = self._fetch(followed.reference, found, Path(folder))
             except ModelError as error:
-                followed.refuse(found.version, without_credentials(error), _FETCH_AGAIN_S)
+                followed.refuse(found, without_credentials(error), _FETCH_AGAIN_S)
                 return
             try:
                 model = checked_model(location, self._settings)
@@ -311,7 +313,7 @@ class ModelKeeper:
                 if not isinstance(error, ReclaimError):
                     log.exception("%s version %s does not take over", found.name, found.version)
                 why = without_credentials(error).replace(str(location.folder), f"{found.name} version {found.version}")
-                followed.refuse(found.version, why)
+                followed.refuse(found, why)
                 return
             before = followed.named()
             followed.current = _Current(model, time.time(), found.run_id)

@@ -40,8 +40,8 @@ class Budgets:
         return asdict(self).get(margin)
 
     @property
-    def of_machines(self) -> Mapping[str, float]:
-        """The same shares of machines' times by the name of the margin; ``medium`` is the geometric mean."""
+    def by_margin(self) -> Mapping[str, float]:
+        """The shares by the name of the margin; ``medium``, to which none is promised, has the geometric mean."""
         return {
             "baseline": self.baseline,
             "medium": math.sqrt(self.baseline * self.aggressive),

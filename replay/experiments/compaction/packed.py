@@ -151,7 +151,7 @@ class PackedMoments:
             return kept, np.array([margin_of(rows.scores(curve), budget) for curve, rows in curves])
 
         least = np.full(len(estimator.curves), -np.inf)
-        for margin, budget in reversed([*contenders.budgets.of_machines.items()]):  # the largest budget first
+        for margin, budget in reversed([*contenders.budgets.by_margin.items()]):  # the largest budget first
             first = np.maximum(margins[margin], least)
             least = self._least(f"{name}, {margin}", first, partial(packed, budget), least)
             margins[margin] = tuple(least.tolist())

@@ -120,7 +120,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         for resource, one in by_resource.items():
             m = machines[resource]
             machine_curves[resource][name] = draw_curve([one.sweep(m.at.limit)], of_machines[resource])
-            budgets = config.budgets.of_machines
+            budgets = config.budgets.by_margin
             of_margins.setdefault(name, {})[resource] = {
                 margin: judge_peaks(one.peak(budget), m, bootstrap) for margin, budget in budgets.items()
             } | {

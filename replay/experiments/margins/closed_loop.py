@@ -90,7 +90,7 @@ def run_cells(
         | {name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen}
     )
 
-    budgets = contenders.budgets.of_machines
+    budgets = contenders.budgets.by_margin
     placing = Placing(contenders, workload.row, tuple(budgets.values()))
 
     def calls() -> Iterator[tuple[Callable[[_Job], _Ran], _Job]]:

@@ -142,7 +142,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     contenders = _reservations(estimates, by_machine, workload, config)
     names = [*contenders, *(name for name in by_machine.in_a_loop if name not in contenders)]
 
-    placing = Placing(by_machine, workload.row, (config.budgets.of_machines[config.margin],))
+    placing = Placing(by_machine, workload.row, (config.budgets.by_margin[config.margin],))
 
     def run_of(name: str) -> Run:
         if name in contenders:
@@ -169,7 +169,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
         "asked": {
             "oom_budget": config.oom_budget,
             "pending_budget": config.pending_budget,
-            "peaks_budget": config.budgets.of_machines[config.margin],
+            "peaks_budget": config.budgets.by_margin[config.margin],
             "growth": config.growth,
             "searched": not config.machines,
         },

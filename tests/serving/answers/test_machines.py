@@ -124,7 +124,7 @@ def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
     (machine,) = answered(memory).machines
     assert (machine.basis.cpu, machine.basis.memory) == ("fitted", "bound")
     location, spread = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1, math.log(1 / EXCEEDED[-1]) / RATES[-1]  # of constant tasks
-    for name, budget in memory.scorer.budgets.of_machines.items():
+    for name, budget in memory.scorer.budgets.by_margin.items():
         assert machine.peak[name].cpu == pytest.approx(location + FITTED.margin(budget) * spread, rel=1e-6)
     steps = explain_machine(sums(memory), UNITS, "medium").steps
     assert [step.rule for step in steps] == ["limit", "fitted", "bound", "newcomers"]
@@ -339,7 +339,7 @@ def test_a_table_has_the_amounts_the_basis_and_the_outcomes_of_each_machine_reso
     model = three.scorer.model
     assert (about["model_name"], about["model_version"]) == (model.name, model.version)
     assert (about["tracked"], about["without_machine"], about["clock_us"]) == ("12", "6", str(300 * S))
-    budgets = three.scorer.budgets.of_machines
+    budgets = three.scorer.budgets.by_margin
     assert about["budgets"] == ",".join(f"{margin}={budgets[margin]}" for margin in MARGIN_NAMES)
     told = [(of["margin"], of["resource"], of["asked"]) for of in json.loads(about["margins"])]
     asked = found.margins.asked

@@ -131,6 +131,18 @@ def test_the_budget_of_a_tier_is_compared_with_the_violations_of_its_tasks(
         margins_of(CellQuery(budgets={"prod": 0.002, "free": 0.002}), scorer, "medium")
 
 
+def test_the_medium_margin_shows_the_geometric_mean_of_the_budgets_and_not_what_validation_rows_violated(
+    make_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_app() as (_, runtime):
+        trained = runtime.keeper.served.bundle.trained
+        monkeypatch.setitem(trained, "settings", {"budgets": {"baseline": 0.0025, "aggressive": 0.01}})
+        monkeypatch.setitem(trained, "violation", {"medium": {"cpu": 0.0, "memory": 0.0}})
+        shown = runtime.metrics.text()
+        for margin, budget in (("baseline", 0.0025), ("medium", 0.005), ("aggressive", 0.01)):
+            assert f'reclaim_margin_budget_ratio{{margin="{margin}"}} {budget}' in shown
+
+
 def test_metrics_are_shown_for_a_model_whose_memory_was_never_measured(
     make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

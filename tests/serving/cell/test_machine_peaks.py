@@ -101,7 +101,7 @@ def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
     estimator = narrow.machine_estimator()
     terms = estimator.terms(narrow.forecaster.predict(x, estimator.horizon_s), x, windows)[order]
     by_task = windows.take(order)
-    budgets = tuple(memory.scorer.budgets.of_machines.values())
+    budgets = tuple(memory.scorer.budgets.by_margin.values())
     settled = (SLOTS - 1) - 2 - HORIZON
     compared = 0
     for r in range(len(RESOURCES)):
@@ -259,7 +259,7 @@ def test_switched_off_outcomes_are_counted_and_the_margins_of_the_model_stay(nar
     for of_slot in slots_of(history()):
         fixed.write(of_slot)
         moving.write(of_slot)
-    budgets = fixed.scorer.budgets.of_machines
+    budgets = fixed.scorer.budgets.by_margin
     assert margins(fixed).asked[:, 0].tolist() == list(budgets.values())
     wanted = [[curve.margin(budget) for curve in fixed.scorer.machines.curves] for budget in budgets.values()]
     assert margins(fixed).margins.tolist() == wanted

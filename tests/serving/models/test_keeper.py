@@ -62,14 +62,14 @@ class Registry:
     shadows: list[str | None] = field(default_factory=list)
     refuse: Callable[[LoadedModel], None] = lambda _: None
 
-    def register(self, **changes: Any) -> str:
+    def register(self, run_id: str | None = None, **changes: Any) -> str:
         """Register the bundle with some of its parts replaced; return the version's number."""
         client = store_client()
         source = self.folder / f"{self.name}-{uuid4().hex[:8]}"
         save_bundle(replace(self.bundle, **changes), source / "data" / "bundle")
         if not client.search_registered_models(f"name='{self.name}'"):
             client.create_registered_model(self.name)
-        return str(client.create_model_version(self.name, source=source.as_uri()).version)
+        return str(client.create_model_version(self.name, source=source.as_uri(), run_id=run_id).version)
 
     def files(self, version: str) -> Path:
         """Return the folder that a version's bundle was registered in."""
@@ -286,6 +286,26 @@ def test_a_model_that_the_service_rejects_is_refused(registry: Registry) -> None
     keeper.check()
     assert keeper.status().refused == Refusal("2", "no room")
     assert (keeper.served.version, _kept(registry)) == ("1", ["1"])
+
+
+def test_a_version_of_a_registry_that_was_made_anew_is_another_than_the_refused_one_of_its_number(
+    registry: Registry,
+) -> None:
+    keeper = registry.serving(2)
+
+    def full(_: LoadedModel) -> None:
+        raise StoreError("no room")
+
+    registry.refuse = full
+    registry.point("champion", "2")
+    keeper.check()
+    assert _refused(keeper).version == "2"
+    registry.refuse = lambda _: None
+    store_client().delete_registered_model(registry.name)
+    assert [registry.register("b" * 32, dataset_fingerprint=name) for name in ("again", "better")] == ["1", "2"]
+    registry.point("champion", "2")
+    keeper.check()
+    assert (keeper.served.version, keeper.status().refused) == ("2", None)
 
 
 def test_a_removed_alias_leaves_the_model_current(registry: Registry) -> None:

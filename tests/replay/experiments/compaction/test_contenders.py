@@ -141,7 +141,7 @@ def test_a_checkpoint_has_what_machines_need_together(
     windows = estimates.history.windows
     rows = np.flatnonzero(windows.start_us == time_us)
     foreseer, estimator = contenders.machines["network (machine)"]
-    for margin, budget in CONFIG.budgets.of_machines.items():
+    for margin, budget in CONFIG.budgets.by_margin.items():
         foreseen = taken.reserved["network (machine)", margin]
         assert isinstance(foreseen, Foreseen)
         np.testing.assert_array_equal(foreseen.terms, foreseer.terms(estimates.history.previous[rows]))

@@ -100,7 +100,7 @@ def test_margins_keep_their_budgets_on_the_machines_packed_under_them(
     foreseer, estimator = contenders.machines[name]
     for some in (moments, moments[:6], moments[6:], moments[::2]):
         found = PackedMoments(estimates, some, "hybrid", 1).set_machine(name, contenders)
-        for margin, budget in CONFIG.budgets.of_machines.items():
+        for margin, budget in CONFIG.budgets.by_margin.items():
             terms = [foreseer.current_terms(at.rows) for at in some]
             booked, peak = packed_by_hand(some, [Foreseen(of, estimator, found[margin]) for of in terms])
             assert (violates(peak, booked).mean(axis=0) <= budget).all()
