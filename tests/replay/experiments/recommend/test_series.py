@@ -184,6 +184,33 @@ def test_a_backtest_by_hand() -> None:
     np.testing.assert_allclose(shares(judged.without(withheld).by_workload(requests))[0][:, 0], [1 / 2, 0])
 
 
+def test_what_a_window_reclaims_counts_by_its_length_and_one_without_a_request_reclaims_nothing() -> None:
+    nan = float("nan")
+    judged = Judged(
+        workload=np.zeros(3, np.int64), held=np.array([0, 1, 1]), day=np.zeros(3, np.int64), need=np.ones((3, 2)),
+        request=np.array([[4.0, 8.0], [4.0, nan], [4.0, 8.0]]), seconds=np.array([300.0, 600.0, 300.0]), n_workloads=1,
+    )  # fmt: skip
+    _, reclaimed = shares(judged.by_workload(np.array([[1.0, 2.0], [3.0, 4.0]])))
+    # of CPU 3 of 4 for 300 s and 1 of 4 for 900 s; of memory 6 and 4 of 8
+    np.testing.assert_allclose(reclaimed, [[(3 + 3 * 1) / (4 * 4), (6 + 4) / (8 + 8)]])
+
+
+def test_each_workload_has_the_same_rate_and_interval_however_many_are_resampled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(2)
+    n, how = 400, Bootstrap(draws=50, seed=1, confidence=0.9)
+    judged = Judged(
+        workload=rng.integers(0, 5, n), held=np.arange(n), day=rng.integers(0, 6, n), need=rng.random((n, 2)),
+        request=np.ones((n, 2)), seconds=np.full(n, 300.0), n_workloads=5,
+    )  # fmt: skip
+    requests = rng.random((n, 2))
+    at_once = of_each_workload(judged, requests, how)
+    monkeypatch.setattr("reclaim.replay.experiments.recommend.score._AT_ONCE", 2)
+    assert of_each_workload(judged, requests, how) == at_once
+    assert len({(one["cpu"]["low"], one["memory"]["high"]) for one in at_once}) == 5
+
+
 @pytest.mark.parametrize(
     ("unknown", "expected"),
     [
