@@ -107,6 +107,14 @@ def test_the_hours_that_a_workload_ran_leave_out_those_in_which_it_did_not() -> 
     np.testing.assert_allclose(of.ran_hours[mine], [0.25, 1.25])
 
 
+def test_a_workload_is_as_old_as_its_first_window_however_old_the_history_is() -> None:
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 30, [1.0] * 30)], cuts=(HOUR, 3 * HOUR))  # from half past two
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    np.testing.assert_allclose(
+        of.age_days[of.workload == 1] * 24, [-0.5, 0.5, 1.5, 2.5]
+    )  # it begins while the first one holds
+
+
 def test_a_window_across_the_end_of_a_period_is_judged_in_neither() -> None:
     rows = rows_of([(0, 0, [1.0] * 60)], cuts=(HOUR + SLOT // 2, 3 * HOUR))
     of = lay_out(rows, largest_task(rows), (HOUR + SLOT // 2, 3 * HOUR), hold_days=1 / 24, seen_days=1)
@@ -159,6 +167,7 @@ def test_the_need_of_a_window_is_at_most_its_limit_and_a_day_of_the_period_begin
     judged = Judged.of(rows, of, TEST, cuts[1])
     assert np.unique(judged.need[:, 0]).tolist() == [8.0]
     assert np.bincount(judged.day).tolist() == [24 * 12, 4 * 12]
+    assert np.unique(judged.seconds).tolist() == [300.0]
 
 
 def test_a_backtest_by_hand() -> None:
@@ -229,9 +238,11 @@ def test_set_once_the_first_request_of_the_test_that_rests_on_an_answer_stays(
     of = lay_out(rows, largest_task(rows), cuts, hold_days=1 / 24, seen_days=1)
     requests = np.tile(np.arange(1.0, 6.0)[:, None], 2)
     kept = np.isin(np.arange(5), unknown)[:, None] & np.array([True, False])
+    given = requests.copy(), kept.copy()
     once = set_once(requests, kept, of)
     assert once[:, 0].tolist() == expected
     assert once[:, 1].tolist() == [1, 2, 2, 2, 5]
+    np.testing.assert_array_equal((requests, kept), given)  # what is set again is still needed
 
 
 def test_a_workload_that_has_not_run_for_long_gets_no_recommendation() -> None:
