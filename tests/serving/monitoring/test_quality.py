@@ -122,6 +122,17 @@ def test_an_answer_of_which_nothing_was_measured_is_not_judged() -> None:
     assert n.judged.sum() == n.forecast.sum() == n.oom_judged.sum() == 0
 
 
+def test_the_probability_of_a_task_that_ends_unseen_is_held_against_its_end_and_of_one_that_stays_it_is_not() -> None:
+    live = _live()
+    for slot in (0, 1):
+        _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], slot=slot, oom=0.5)
+    live.forget(SLOT_0)
+    live.settle(9_000 * S)
+    n = live.numbers()
+    assert (n.oom_judged.sum(), n.oom_met.sum(), n.oom_brier.sum()) == (1, 0, 0.25)
+    assert n.judged.sum() == 0
+
+
 def test_quantiles_that_a_model_lacks_are_not_called_uncovered() -> None:
     live = _live()
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], quantiles=[[np.nan, np.nan], [0.5, 0.5]])
