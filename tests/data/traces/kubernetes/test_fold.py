@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from reclaim.data import schema as s
 from reclaim.data.traces.dialect import parse_dialect
 from reclaim.data.traces.history import PIECE_S, RawSeries
-from reclaim.data.traces.kubernetes.fold import Fold, open_limit
-from reclaim.data.traces.kubernetes.owners import Owners, machine_id
+from reclaim.data.traces.kubernetes.fold import Fold, Task, _machine, open_limit
+from reclaim.data.traces.kubernetes.owners import Owners, Workload, machine_id
+from reclaim.data.traces.kubernetes.series import ContainerKey
 from tests.data.traces.kubernetes.histories import (
     APP,
     DIALECT,
@@ -251,6 +252,42 @@ def test_a_pod_whose_usage_names_no_node_is_where_its_listing_says_at_the_time(m
     assert there == {machine_id("a")}
     assert {row[s.MACHINE_ID] for row in rows if row[s.START_US] >= (T0 + moved_s) * US} == {machine_id("b")}
     assert [task.place_at(task.seen_us) for task in made.tasks.values()] == ["b"]
+
+
+def test_a_pod_whose_node_nothing_names_is_where_it_is_scraped() -> None:
+    (row, *_), _, _ = fold({"cpu": [one(APP | {"instance": "10.0.0.7:10250"}, counter(0, PIECE_S, 1.0))]})
+    assert row[s.MACHINE_ID] == machine_id("10.0.0.7:10250")
+
+
+def test_of_what_was_over_before_a_time_a_task_keeps_the_last_run_end_and_node() -> None:
+    def forgotten(before_us: int) -> tuple[object, ...]:
+        task = Task(
+            1, 2, 3, ContainerKey("", "shop", "cart", "app"), Workload("", "shop", "Pod", "cart"),
+            starts_us=[10, 20, 30], told_by={10: "started", 20: "", 30: "started"}, ends_us=[12, 28],
+            places=[(5, "a"), (15, "b"), (40, "c")], restarts={"u": (1.0, 15), "v": (2.0, 30)},
+            told_at={"u": 1.0, "v": 2.0},
+        )  # fmt: skip
+        task.forget(before_us)
+        assert list(task.told_by) == task.starts_us
+        assert list(task.told_at) == list(task.restarts)
+        return task.starts_us, task.ends_us, [node for _, node in task.places], list(task.restarts)
+
+    assert forgotten(10) == ([10, 20, 30], [12, 28], ["a", "b", "c"], ["u", "v"])
+    assert forgotten(20) == ([20, 30], [28], ["b", "c"], ["v"])
+    assert forgotten(29) == ([20, 30], [28], ["b", "c"], ["v"])
+    assert forgotten(50) == ([30], [28], ["c"], [])
+
+
+def test_a_first_start_that_no_restart_came_before_is_no_end() -> None:
+    started = one(APP | {"uid": "u"}, beat(600, PIECE_S, T0 + 600, 60))
+    restarts = one(APP | {"uid": "u"}, beat(600, PIECE_S, 0, 60))
+    series = {"cpu": [one(APP, counter(600, PIECE_S, 1.0))], "started": [started], "restarts": [restarts]}
+    _, events, _ = fold(series)
+    assert told(events) == [(600, s.EventType.SCHEDULE, None)]
+
+
+def test_a_machine_is_named_by_its_cluster_too_only_where_a_node_is_known() -> None:
+    assert [_machine("north", "n1"), _machine("", "n1"), _machine("north", "")] == ["north/n1", "n1", ""]
 
 
 def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_says_nothing() -> None:
