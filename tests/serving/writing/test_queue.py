@@ -65,6 +65,15 @@ def test_a_write_of_more_rows_than_a_small_one_has_is_a_bulk_write_and_stays_fir
     assert (sizes(work), len(work.bulk.usage.row)) == ([[_SMALL_ROWS]], _SMALL_ROWS + 2)
 
 
+def test_small_writes_are_recent_after_they_were_taken_too_and_facts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reclaim.serving.writing.queue.monotonic", lambda: 7.0)
+    for rows, recent in ((FACT, False), (windows(_SMALL_ROWS), True)):
+        queue = WriteQueue(10)
+        queue.add(rows)
+        queue.next(0.0)
+        assert queue.small_writes_recent == recent
+
+
 def test_a_command_goes_first_and_alone() -> None:
     queue = WriteQueue(10)
     queue.add(windows(1))

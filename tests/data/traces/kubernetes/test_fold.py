@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from reclaim.data import schema as s
 from reclaim.data.traces.dialect import parse_dialect
 from reclaim.data.traces.history import PIECE_S, RawSeries
 from reclaim.data.traces.kubernetes.fold import Fold, Task, _machine, open_limit
-from reclaim.data.traces.kubernetes.owners import Owners, Workload, machine_id
+from reclaim.data.traces.kubernetes.owners import Facts, Owners, Workload, machine_id
 from reclaim.data.traces.kubernetes.series import ContainerKey
 from tests.data.traces.kubernetes.histories import (
     APP,
@@ -259,10 +260,29 @@ def test_a_pod_whose_node_nothing_names_is_where_it_is_scraped() -> None:
     assert row[s.MACHINE_ID] == machine_id("10.0.0.7:10250")
 
 
+def cart(**known: Any) -> Task:
+    return Task(1, 2, 3, ContainerKey("", "shop", "cart", "app"), Workload("", "shop", "Pod", "cart"), **known)
+
+
+@pytest.mark.parametrize(
+    ("ended_us", "facts", "over"),
+    [
+        ([], Facts(), False), ([40], Facts(), False), ([60], Facts(), True), ([60, 40], Facts(), True),
+        ([], Facts(completed_s=60e-6), True), ([], Facts(completed_s=40e-6), False),
+        ([40], Facts(evicted_us=[10, 60]), True), ([40], Facts(evicted_us=[10]), False),
+    ],
+)  # fmt: skip
+def test_a_task_is_over_where_an_end_a_completion_or_an_eviction_came_after_its_last_start(
+    ended_us: list[int], facts: Facts, over: bool
+) -> None:
+    task = cart(starts_us=[20, 50], ends_us=ended_us)
+    assert Fold(DIALECT, Owners(DIALECT, {("", "shop", "cart"): facts})).over(task) == over
+    assert Fold(DIALECT, Owners(DIALECT)).over(cart(ends_us=[60]))  # its start was not seen
+
+
 def test_of_what_was_over_before_a_time_a_task_keeps_the_last_run_end_and_node() -> None:
     def forgotten(before_us: int) -> tuple[object, ...]:
-        task = Task(
-            1, 2, 3, ContainerKey("", "shop", "cart", "app"), Workload("", "shop", "Pod", "cart"),
+        task = cart(
             starts_us=[10, 20, 30], told_by={10: "started", 20: "", 30: "started"}, ends_us=[12, 28],
             places=[(5, "a"), (15, "b"), (40, "c")], restarts={"u": (1.0, 15), "v": (2.0, 30)},
             told_at={"u": 1.0, "v": 2.0},
@@ -495,6 +515,18 @@ def test_a_nodes_capacity_changes_when_a_sample_shows_it() -> None:
     ]  # fmt: skip
     caps = {row[s.END_US] / US - T0: row[s.MEMORY_LIMIT] for row in rows}
     assert (caps[2700], caps[3000], caps[8700], caps[9000]) == (1.5e9, 1.8e9, 1.8e9, 1.6e9)
+
+
+def test_the_capacity_of_a_node_without_a_task_is_forgotten_where_it_is_listed_no_more() -> None:
+    at = [APP | {"pod": node, "node": node} for node in ("n1", "n2")]
+    allotted = [one({"node": of["node"], "resource": "memory"}, beat(0, 600, 1.5e9)) for of in at]
+    made = Fold(DIALECT, Owners(DIALECT))
+    made.piece({"memory": [one(at[0], beat(0, PIECE_S, 9e8))], "allocatable": allotted}, T0 * US, (T0 + PIECE_S) * US)
+    made.forget((T0 + 3600) * US)
+    again = {"memory": [one(of, beat(PIECE_S, PIECE_S + 600, 9e8)) for of in at]}
+    table, _ = made.piece(again, (T0 + PIECE_S) * US, (T0 + 2 * PIECE_S) * US)
+    limits = {(row[s.MACHINE_ID], row[s.MEMORY_LIMIT]) for row in table.to_pylist()}
+    assert limits == {(machine_id("n1"), 1.5e9), (machine_id("n2"), 2.0**31)}
 
 
 def test_nodes_of_one_name_in_two_clusters_are_two() -> None:
