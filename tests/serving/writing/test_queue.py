@@ -31,6 +31,7 @@ def test_small_writes_between_facts_are_batched_in_their_order() -> None:
     assert queue.waiting == 6
     assert sizes(queue.next(0.0)) == [[3, 1], "facts", [2], "facts", "facts"]
     assert queue.waiting == 0
+    assert queue.next(0.0) == Work()  # each is given once
 
 
 def test_a_batch_ends_with_the_write_that_passes_the_rows_of_one_small_write() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reclaim.data import schema as s
 from reclaim.data.traces.dialect import parse_dialect
 from reclaim.data.traces.history import PIECE_S, RawSeries
-from reclaim.data.traces.kubernetes.fold import Fold, Task, _machine, open_limit
+from reclaim.data.traces.kubernetes.fold import GONE_US, Fold, Task, _machine, open_limit
 from reclaim.data.traces.kubernetes.owners import Facts, Owners, Workload, machine_id
 from reclaim.data.traces.kubernetes.series import ContainerKey
 from tests.data.traces.kubernetes.histories import (
@@ -260,8 +260,32 @@ def test_a_pod_whose_node_nothing_names_is_where_it_is_scraped() -> None:
     assert row[s.MACHINE_ID] == machine_id("10.0.0.7:10250")
 
 
-def cart(**known: Any) -> Task:
-    return Task(1, 2, 3, ContainerKey("", "shop", "cart", "app"), Workload("", "shop", "Pod", "cart"), **known)
+def cart(pod: str = "cart", cluster: str = "", **known: Any) -> Task:
+    return Task(1, 2, 3, ContainerKey(cluster, "shop", pod, "app"), Workload(cluster, "shop", "Pod", "cart"), **known)
+
+
+def of_tasks(*tasks: Task) -> Fold:
+    made = Fold(DIALECT, Owners(DIALECT))
+    made.tasks = {task.key: task for task in tasks}
+    return made
+
+
+def test_of_two_pods_that_are_one_task_the_one_that_was_seen_last_counts_and_one_without_a_window_is_none() -> None:
+    early, late, never = cart("a", seen_us=40), cart("b", seen_us=50), cart("c")
+    for tasks in ((early, late, never), (never, late, early)):
+        assert of_tasks(*tasks).seen() == {(1, 2): late}
+    assert of_tasks(never).seen() == {}
+
+
+def test_a_task_is_gone_only_where_others_of_its_own_cluster_were_seen_long_after_it() -> None:
+    at_us = T0 * US
+    tasks = [
+        cart("gone", "a", seen_us=at_us - 1), cart("there", "a", seen_us=at_us),
+        cart("last", "a", seen_us=at_us + GONE_US), cart("silent", "b", seen_us=at_us - 1), cart("never", "a"),
+    ]  # fmt: skip
+    events = list(of_tasks(*tasks).ends())
+    assert [(event[s.TIME_US], event[s.EVENT_TYPE]) for event in events] == [(at_us - 1, s.EventType.KILL)]
+    assert [task.ends_us for task in tasks] == [[at_us - 1], [], [], [], []]
 
 
 @pytest.mark.parametrize(
