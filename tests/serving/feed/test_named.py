@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
-from reclaim.serving.feed.named import with_names
+from reclaim.serving.feed.named import SUFFIXES, check_out, with_names, write_named
 from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
 
 
@@ -105,3 +109,25 @@ def test_each_reservation_stands_by_the_names_of_its_container_and_one_of_an_unk
         f"reclaim_container_memory_reservation_bytes{{{labels}}}": 21.0,
         f'reclaim_container_memory_reservation_rule{{{labels},rule="m1"}}': 1.0,
     }  # fmt: skip
+
+
+def test_the_suffix_of_a_file_chooses_its_format_and_its_folder_is_made(tmp_path: Path) -> None:
+    table, folder = pa.table({"pod": ["cart-0"], "cpu_reservation": [0.5]}), tmp_path / "new" / "folder"
+    csv, parquet, prom = (folder / f"reservations{suffix}" for suffix in SUFFIXES)
+    for out in (csv, parquet):
+        check_out(out)
+        write_named(NamedMetrics(table), out)
+    assert csv.read_text() == '"pod","cpu_reservation"\n"cart-0",0.5\n'
+    assert pq.read_table(parquet).equals(table)
+    metrics = NamedMetrics(until_us=7_000_000)
+    write_named(metrics, prom)
+    assert prom.read_bytes() == text_of(metrics)
+    assert b"reclaim_feed_until_timestamp_seconds 7.0" in prom.read_bytes()
+
+
+def test_a_file_of_another_suffix_and_a_folder_are_refused_each_by_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "out.csv"
+    folder.mkdir()
+    for out, message in ((folder, "got a folder"), (tmp_path / "out.txt", r"got the suffix '\.txt'")):
+        with pytest.raises(ConfigError, match=message):
+            check_out(out)

@@ -289,6 +289,22 @@ def test_a_task_is_gone_only_where_others_of_its_own_cluster_were_seen_long_afte
 
 
 @pytest.mark.parametrize(
+    ("facts", "end"),
+    [
+        (Facts(), s.EventType.KILL), (Facts(completed_s=T0), s.EventType.FINISH),
+        (Facts(completed_s=T0 - 3_600), s.EventType.KILL), (Facts(evicted_us=[T0 * US]), s.EventType.EVICT),
+        (Facts(completed_s=T0, evicted_us=[T0 * US]), s.EventType.EVICT),
+    ],
+)  # fmt: skip
+def test_a_pod_that_is_gone_was_evicted_or_finished_where_that_was_said_around_its_last_window(
+    facts: Facts, end: int
+) -> None:
+    made = of_tasks(cart(seen_us=T0 * US), cart("other", seen_us=T0 * US + 2 * GONE_US))
+    made._owners.pods["", "shop", "cart"] = facts
+    assert [event[s.EVENT_TYPE] for event in made.ends()] == [end]
+
+
+@pytest.mark.parametrize(
     ("ended_us", "facts", "over"),
     [
         ([], Facts(), False), ([40], Facts(), False), ([60], Facts(), True), ([60, 40], Facts(), True),
@@ -413,6 +429,13 @@ def test_a_limit_is_the_enforced_one_else_a_power_of_two_of_what_was_seen_so_far
     assert [row[s.MEMORY_LIMIT] for row in rows[:3]] == [2**30, 2**30, 1.5e9]  # no more than the node allots
     assert made.machines[0][s.MEMORY_CAPACITY] == 1.5e9
     assert {row[s.MACHINE_ID] for row in rows} == {machine_id("n1")}
+
+
+def test_the_rate_of_samples_is_that_of_cpu_and_unknown_where_there_is_none() -> None:
+    (row, *_), _, _ = fold({"cpu": [one(APP, counter(0, 1200, 0.3))], "memory": [one(APP, beat(0, 1200, 9e8, 60))]})
+    assert row[s.SAMPLE_RATE_HZ] == pytest.approx(9 / 300)  # between ten samples
+    (row, *_), _, _ = fold({"memory": [one(APP, beat(0, 1200, 9e8))]})
+    assert row[s.SAMPLE_RATE_HZ] is None
 
 
 def test_a_limit_of_zero_is_none() -> None:
