@@ -206,9 +206,9 @@ def test_the_figures_have_a_panel_per_horizon_and_a_line_for_each_series() -> No
 
 def test_the_coverage_figure_draws_the_share_of_rows_above_each_quantile_against_the_share_promised() -> None:
     promised, *drawn = coverage_figure(score_forecast(FORECAST, Y, OOM, LEVELS), LEVELS).axes[0].lines
-    np.testing.assert_allclose(promised.get_xydata(), [[0.5, 0.5], [0.1, 0.1]])
+    np.testing.assert_allclose(np.asarray(promised.get_xydata(), np.float64), [[0.5, 0.5], [0.1, 0.1]])
     for line in drawn:  # of three rows two are above the first quantile, one is above the second
-        np.testing.assert_allclose(line.get_xydata(), [[0.5, 2 / 3], [0.1, 1 / 3]])
+        np.testing.assert_allclose(np.asarray(line.get_xydata(), np.float64), [[0.5, 2 / 3], [0.1, 1 / 3]])
 
 
 def test_an_error_bar_is_the_root_of_the_variance_of_a_share_of_so_few_rows() -> None:
