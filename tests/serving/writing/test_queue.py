@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 
 from reclaim.data.windows import empty_windows
@@ -45,25 +48,25 @@ def test_a_batch_ends_with_the_write_that_passes_the_rows_of_one_small_write() -
     assert sizes(queue.next(0.0)) == ["facts", [_SMALL_ROWS]]
 
 
+def bulk_of(work: Work | None) -> UsageWrite:
+    assert work is not None
+    assert work.bulk is not None
+    return work.bulk
+
+
 def test_a_write_of_more_rows_than_a_small_one_has_is_a_bulk_write_and_stays_first_until_it_is_finished() -> None:
     queue = WriteQueue(10)
-    assert not queue.small_writes_recent
     for n in (_SMALL_ROWS + 1, _SMALL_ROWS + 2):
         queue.add(windows(n))
     assert not queue.small_writes_recent
     for _ in range(2):
         work = queue.next(0.0)
-        assert work is not None
-        assert work.bulk is not None
-        assert (sizes(work), len(work.bulk.usage.row)) == ([], _SMALL_ROWS + 1)
+        assert (sizes(work), len(bulk_of(work).usage.row)) == ([], _SMALL_ROWS + 1)
     assert queue.waiting == 2
-    queue.finished(work.bulk)
+    queue.finished(bulk_of(work))
     queue.add(windows(_SMALL_ROWS))
-    assert queue.small_writes_recent
     work = queue.next(0.0)
-    assert work is not None
-    assert work.bulk is not None
-    assert (sizes(work), len(work.bulk.usage.row)) == ([[_SMALL_ROWS]], _SMALL_ROWS + 2)
+    assert (sizes(work), len(bulk_of(work).usage.row)) == ([[_SMALL_ROWS]], _SMALL_ROWS + 2)
 
 
 def test_small_writes_are_recent_after_they_were_taken_too_and_facts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +120,13 @@ def test_rejected_are_the_writes_that_wait_and_those_under_way_that_are_not_done
     (batch, _) = work.small
     assert isinstance(batch, list)
     batch[0].done.set_result(None)  # type: ignore[arg-type]  # any answer
-    left = [taken, fact, queue.add(windows(2)), queue.add(windows(_SMALL_ROWS + 1)), queue.command(lambda: None)]
+    left: list[Future[Any]] = [
+        taken,
+        fact,
+        queue.add(windows(2)),
+        queue.add(windows(_SMALL_ROWS + 1)),
+        queue.command(lambda: None),
+    ]
     queue.reject_all("the disk is gone")
     assert answered.exception() is None
     for one in left:
@@ -127,10 +136,5 @@ def test_rejected_are_the_writes_that_wait_and_those_under_way_that_are_not_done
 
 
 def test_of_a_write_that_waits_nothing_is_done() -> None:
-    queue = WriteQueue(1)
-    queue.add(windows(3))
-    work = queue.next(0.0)
-    assert work is not None
-    ((write,),) = work.small
-    assert isinstance(write, UsageWrite)
+    write = UsageWrite(windows(3), Future())
     assert (write.at, write.outcome.tolist()) == (0, [0, 0, 0])

@@ -196,5 +196,5 @@ def test_the_figure_shows_the_top_in_percent_a_bar_the_mean_and_a_mark_each_targ
     widths = [bar.get_width() for bar in axis.patches if isinstance(bar, Rectangle)]
     np.testing.assert_allclose(widths, shown.mean(axis=1))
     for t, marks in enumerate(axis.lines):
-        np.testing.assert_allclose(marks.get_xdata(), shown[:, t])
+        np.testing.assert_allclose(np.asarray(marks.get_xdata(), np.float64), shown[:, t])
     assert axis.get_xlim()[1] > shown.max()

@@ -18,8 +18,8 @@ def line(tasks: int, request: float | None, recommended: float | None) -> dict[s
     of: dict[str, Any] = {"tasks": tasks}
     for resource, unit in (("cpu", 1.0), ("memory", 100.0)):
         now, then = (None if value is None else unit * value for value in (request, recommended))
-        known = now is not None and then is not None
-        of[resource] = {"request": now, "recommended": then, "reclaimable": now - then if known else None}
+        reclaimable = None if now is None or then is None else now - then
+        of[resource] = {"request": now, "recommended": then, "reclaimable": reclaimable}
     return of
 
 
