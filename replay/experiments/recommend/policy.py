@@ -119,7 +119,7 @@ class Policy:
 
     def _wanted(self, answer: Floats, limit: Floats, killed: Floats, resource: int) -> tuple[Floats, NDArray[np.int64]]:
         """Return what would be requested whatever is requested now, NaN unknown; shape (n,) each."""
-        rule = np.where(np.isnan(answer), UNKNOWN, ESTIMATE)
+        rule = np.full(len(answer), ESTIMATE)  # of an unknown one it is found with the present request
         wanted, least = self._whole(answer, resource), self._least(resource)
         rule = np.where(wanted < least, FLOOR, rule)
         wanted = np.where(wanted < least, least, wanted)

@@ -75,9 +75,10 @@ def test_curves_are_resampled_alike_so_that_their_difference_has_less_noise_than
 
 
 def test_points_that_say_nothing_new_are_left_out() -> None:
-    curve = Curve(np.array([0.2, 0.2, 0.1, 0.1]), np.array([0.5, 0.4, 0.4, 0.4]), np.full((2, 201), 0.1))
+    # of each point one number is new, or both are; of the last none
+    curve = Curve(np.array([0.4, 0.3, 0.2, 0.2, 0.1, 0.1]), np.array([0.6, 0.5, 0.5, 0.4, 0.4, 0.4]), np.ones((2, 201)))
     points = report_curves({"a": curve}, units(), [])["a"]["curve"]
-    assert points == {"violation_rate": [0.2, 0.2, 0.1], "reclaimed_share": [0.5, 0.4, 0.4]}
+    assert points == {"violation_rate": [0.4, 0.3, 0.2, 0.2, 0.1], "reclaimed_share": [0.6, 0.5, 0.5, 0.4, 0.4]}
 
 
 def test_an_interval_leaves_out_resamples_in_which_nothing_is_known() -> None:

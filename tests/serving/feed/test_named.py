@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
-from reclaim.serving.feed.named import with_names
+from reclaim.serving.feed.named import SUFFIXES, check_out, with_names, write_named
 from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
 
 
@@ -65,3 +69,65 @@ def test_a_limit_that_nothing_enforces_is_no_limit_of_the_table_nor_of_the_metri
     assert [line.rpartition("rule=")[2] for line in rules] == ['"model"} 1.0'] * 2
     ends = [line for line in text if line.startswith("reclaim_container_window_end_timestamp_seconds{")]
     assert [float(line.split()[-1]) for line in ends] == [0.0] * 2
+
+
+def test_each_reservation_stands_by_the_names_of_its_container_and_one_of_an_unknown_task_is_left_out() -> None:
+    of = [{**APP, "pod": f"cart-{k}"} for k in range(3)]
+    series = {
+        "cpu": [one(labels | {"node": f"n{k}"}, counter(0, PIECE_S, 0.3)) for k, labels in enumerate(of)],
+        "request": [one(labels | {"resource": "cpu"}, beat(0, PIECE_S, 1.0 + k)) for k, labels in enumerate(of)],
+    }
+    tasks = fold(series)[2].seen()
+    numbered = {int(task.key.pod[-1]): key for key, task in tasks.items()}
+    answer = pa.Table.from_pylist([
+        {s.COLLECTION_ID: key[0], s.INSTANCE_INDEX: key[1], s.TIER: "prod", "oom_probability": k / 10, s.END_US: k,
+         **{f"{r}_limit": 9.0 for r in s.RESOURCES}, "cpu_reservation": 10.0 + k, "memory_reservation": 20.0 + k,
+         "cpu_rule": f"c{k}", "memory_rule": f"m{k}"}
+        for k, key in [*sorted(numbered.items(), reverse=True), (7, (0, 0))]
+    ])  # fmt: skip
+    table = with_names(answer, tasks)
+    assert table.to_pylist() == [
+        {
+            s.CLUSTER: None, s.NAMESPACE: "shop", s.WORKLOAD_KIND: "StatefulSet", s.WORKLOAD: "cart",
+            s.CONTAINER: "app", s.POD: f"cart-{k}", s.MACHINE_NAME: f"n{k}", s.TIER: "prod",
+            "cpu_request": 1.0 + k, "cpu_limit": None, "cpu_assumed_limit": 9.0, "cpu_reservation": 10.0 + k,
+            "cpu_rule": f"c{k}", "memory_request": None, "memory_limit": None, "memory_assumed_limit": 9.0,
+            "memory_reservation": 20.0 + k, "memory_rule": f"m{k}", "oom_probability": k / 10, s.END_US: k,
+            s.COLLECTION_ID: numbered[k][0], s.INSTANCE_INDEX: numbered[k][1],
+        }
+        for k in range(3)
+    ]  # fmt: skip
+    text = text_of(NamedMetrics(table, until_us=5_000_000, refused={"late": 2})).decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in text if "cart-1" in line or line.startswith("reclaim_feed"))
+    labels = 'container="app",namespace="shop",pod="cart-1"'
+    assert {name: float(value) for name, value in values.items()} == {
+        "reclaim_feed_until_timestamp_seconds": 5.0, 'reclaim_feed_refused_windows_total{code="late"}': 2.0,
+        f"reclaim_container_window_end_timestamp_seconds{{{labels}}}": 1e-6,
+        f"reclaim_container_cpu_reservation_cores{{{labels}}}": 11.0,
+        f"reclaim_container_cpu_request_cores{{{labels}}}": 2.0,
+        f'reclaim_container_cpu_reservation_rule{{{labels},rule="c1"}}': 1.0,
+        f"reclaim_container_memory_reservation_bytes{{{labels}}}": 21.0,
+        f'reclaim_container_memory_reservation_rule{{{labels},rule="m1"}}': 1.0,
+    }  # fmt: skip
+
+
+def test_the_suffix_of_a_file_chooses_its_format_and_its_folder_is_made(tmp_path: Path) -> None:
+    table, folder = pa.table({"pod": ["cart-0"], "cpu_reservation": [0.5]}), tmp_path / "new" / "folder"
+    csv, parquet, prom = (folder / f"reservations{suffix}" for suffix in SUFFIXES)
+    for out in (csv, parquet):
+        check_out(out)
+        write_named(NamedMetrics(table), out)
+    assert csv.read_text() == '"pod","cpu_reservation"\n"cart-0",0.5\n'
+    assert pq.read_table(parquet).equals(table)
+    metrics = NamedMetrics(until_us=7_000_000)
+    write_named(metrics, prom)
+    assert prom.read_bytes() == text_of(metrics)
+    assert b"reclaim_feed_until_timestamp_seconds 7.0" in prom.read_bytes()
+
+
+def test_a_file_of_another_suffix_and_a_folder_are_refused_each_by_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "out.csv"
+    folder.mkdir()
+    for out, message in ((folder, "got a folder"), (tmp_path / "out.txt", r"got the suffix '\.txt'")):
+        with pytest.raises(ConfigError, match=message):
+            check_out(out)

@@ -122,6 +122,35 @@ def test_an_answer_of_which_nothing_was_measured_is_not_judged() -> None:
     assert n.judged.sum() == n.forecast.sum() == n.oom_judged.sum() == 0
 
 
+def test_the_probability_of_a_task_that_ends_unseen_is_held_against_its_end_and_of_one_that_stays_it_is_not() -> None:
+    live = _live()
+    for slot in (0, 1):
+        _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], slot=slot, oom=0.5)
+    live.forget(SLOT_0)
+    live.settle(9_000 * S)
+    n = live.numbers()
+    assert (n.oom_judged.sum(), n.oom_met.sum(), n.oom_brier.sum()) == (1, 0, 0.25)
+    assert n.judged.sum() == 0
+
+
+def test_answers_given_at_once_are_each_judged_by_their_own_tier_probability_and_reservation() -> None:
+    live = _live()
+    live.expect(
+        np.array([1, 0]), np.full(2, 600 * S), np.array([3, -1], np.int8), np.array([[1.0, 10.0], [2.0, 20.0]]),
+        np.full((2, 2, 2), 0.5), np.array([[[0.2, 3.0]] * 2, [[0.4, 6.0]] * 2]), np.array([0.25, 0.75]),
+    )  # fmt: skip
+    live.observe(np.array([0, 1]), _windows((600, 0.1, 0.1), (600, 0.1, 0.1)))
+    live.failed(np.array([1]), np.array([950 * S]), np.array([1]))
+    live.settle(9_000 * S)
+    n = live.numbers()
+    assert n.oom_judged[[0, 4]].tolist() == [1, 1]
+    assert n.oom_met[[0, 4]].tolist() == [0, 1]
+    assert n.oom_predicted[[0, 4]].tolist() == [0.75, 0.25]
+    assert n.limit[[0, 4]].tolist() == [[2.0, 20.0], [1.0, 10.0]]
+    assert n.reserved[[0, 4], 0].tolist() == [[0.4, 6.0], [0.2, 3.0]]
+    np.testing.assert_allclose(n.reclaimed, [[1 - 0.6 / 3, 1 - 9 / 30]] * 2)
+
+
 def test_quantiles_that_a_model_lacks_are_not_called_uncovered() -> None:
     live = _live()
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], quantiles=[[np.nan, np.nan], [0.5, 0.5]])

@@ -99,6 +99,36 @@ def test_ends_of_one_task_each_take_little_more_memory_than_their_rows_and_are_a
     assert pq.read_metadata(file).num_rows == 5_000
 
 
+def test_a_file_is_written_before_more_rows_are_in_memory_than_it_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reclaim.serving.writing.recorder._MOST_ROWS", 10)
+    recorder = Recorder(tmp_path)
+    windows = windows_of(*({"task": k} for k in range(1, 7)))  # six of one slot
+    ends = fact_rows(*({"task": k, "ended_us": W} for k in range(1, 6)))
+    assert not recorder.take(windows)
+    assert not recorder.take(windows.take(np.arange(4)))
+    assert recorder.take(windows)
+    assert recorder.take_facts(ends)
+    assert not recorder.take_facts(ends)
+    assert recorder.take(windows)
+    assert recorder.close()
+    written = {
+        table: [pq.read_metadata(path).num_rows for path in sorted(tmp_path.glob(f"{table}-*"))]
+        for table in ("usage", "events")
+    }
+    assert written == {"usage": [6, 6, 10], "events": [10]}
+
+
+def test_a_late_window_is_written_with_the_others_and_does_not_turn_the_hour_back(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for at in (24, 0, 25):  # the second one is two hours late
+        assert not recorder.take(windows_of({"at": at}))
+    assert recorder.close()
+    (file,) = tmp_path.glob("usage-*")
+    assert (pq.read_metadata(file).num_rows, int(file.stem.rpartition("-")[2])) == (3, 26 * W)
+
+
 def test_ends_and_failures_of_tasks_become_events_of_the_dataset(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "seen")
     recorder.take(windows_of({"task": 1}, {"task": 2}, {"task": 3}))

@@ -48,6 +48,10 @@ def test_an_event_is_an_unbroken_run_of_positive_rows_of_one_task() -> None:
     assert events(rows, HOUR_S).tolist() == [0, 0, -1, 1, 2, 3]  # 185 minutes without a row part the third
 
 
+def test_positive_rows_a_horizon_apart_are_of_one_event_and_those_further_apart_of_two() -> None:
+    assert events(rows_of([0, 60, 121], [0.1] * 3, [1, 1, 1]), HOUR_S).tolist() == [0, 0, 1]
+
+
 def test_recall_precision_and_lead_of_three_tasks_by_hand() -> None:
     # a day of rows five minutes apart; task 0 meets an event (rows 100..110), task 1 another (rows 200..203), 2 none
     n = 288

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
@@ -77,12 +78,44 @@ def test_the_importance_of_two_permuted_rows_by_hand() -> None:
     assert found.rise[0] == pytest.approx(np.full(T, (0.5 + 0.7) / (0.1 + 0.1) - 1), rel=1e-4)
 
 
+def test_the_loss_and_the_known_rows_are_those_of_the_horizon_asked_for() -> None:
+    x, y = rows(100)
+    y = y.copy()
+    y[:, :, 0], y[:50, :, 2] = x[:, :1] + 0.4, np.nan
+    by_horizon = [
+        permutation_importance(Copies(), x, y, horizon_s=horizon_s, columns={"first": [0]}) for horizon_s in HORIZONS_S
+    ]
+    assert [found.rows for found in by_horizon] == [100, 100, 50]
+    off = [
+        np.minimum(d, 1 - x[of, 0]).mean() for d, of in ((0.4, slice(None)), (0.1, slice(None)), (0.1, slice(50, 100)))
+    ]
+    np.testing.assert_allclose([found.loss[0] for found in by_horizon], off, rtol=1e-4)
+
+
 def test_every_feature_is_in_one_group_and_a_group_is_permuted_together() -> None:
     assert sorted(k for group in GROUPS.values() for k in group) == list(range(F))
     x, y = rows(300)
     groups = permutation_importance(Copies(), x, y, horizon_s=3_600, columns=GROUPS)
     important = [name for name, rise in zip(groups.names, groups.rise, strict=True) if rise.any()]
     assert important == ["usage statistics"]
+
+
+class Differences(Copies):
+    """Is sure of what the first feature is above the second one."""
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:  # noqa: D102 - the protocol's
+        return super().predict(x[:, :1] - x[:, 1:2], horizon_s)
+
+
+def test_features_that_are_dealt_together_come_from_the_same_row() -> None:
+    x, y = rows(100)
+    x[:, 1] = x[:, 0] - np.float32(0.25)
+    apart = {"first": [0], "second": [1], "both": [0, 1]}
+    found = permutation_importance(Differences(), x, np.full_like(y, 0.5), horizon_s=3_600, columns=apart)
+    first, second, both = found.rise[:, 0]
+    assert first > 0.1
+    assert second > 0.1
+    assert both == pytest.approx(0, abs=1e-5)
 
 
 def test_the_seed_chooses_rows_and_threads_and_neighbours_change_nothing() -> None:
@@ -153,9 +186,15 @@ def test_a_network_without_calibration_is_measured(random_forecaster: NetworkFor
     assert (found.rise != 0).any(axis=1).all()
 
 
-def test_the_figure_shows_the_top() -> None:
-    rise = np.linspace(0, 0.5, 20)[:, None] * np.ones(T)
+def test_the_figure_shows_the_top_in_percent_a_bar_the_mean_and_a_mark_each_target() -> None:
+    rise = np.linspace(0, 0.5, 20)[:, None] * np.linspace(0.5, 1.5, T)
     (axis,) = importance_figure(Importance(FEATURE_NAMES[:20], rise, np.ones(T), 100)).axes
     assert [t.get_text() for t in axis.get_yticklabels()] == [
         name.replace("_", " ") for name in reversed(FEATURE_NAMES[5:20])
     ]
+    shown = 100 * rise[:4:-1]
+    widths = [bar.get_width() for bar in axis.patches if isinstance(bar, Rectangle)]
+    np.testing.assert_allclose(widths, shown.mean(axis=1))
+    for t, marks in enumerate(axis.lines):
+        np.testing.assert_allclose(np.asarray(marks.get_xdata(), np.float64), shown[:, t])
+    assert axis.get_xlim()[1] > shown.max()

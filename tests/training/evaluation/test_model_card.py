@@ -46,6 +46,29 @@ def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
     assert len(card) <= LONGEST
 
 
+def test_each_period_horizon_and_margin_has_a_line_of_its_own_numbers() -> None:
+    valid = {"cpu": {f"{h}s": {"rows": float(h)} for h in HORIZONS_S}} | {
+        "oom": {
+            f"{h}s": {"positives": h / 100, "recall_at_10": h / 1e6, "recall_bound_at_10": 0.75} for h in HORIZONS_S
+        }
+    }
+    test = {"cpu": {"3600s": {"rows": 77.0}}, "oom": {"300s": {"positives": 2.0, "average_precision": 0.125}}}
+    shares = {m: {"cpu": k / 100, "memory": k / 10} for k, m in enumerate(("baseline", "medium", "aggressive"), 1)}
+    card = model_card(report(scores=valid, violation=shares), settings={}, n_features=100, test_scores=test)
+    lines = [line for line in card.splitlines() if line.startswith("| ")]
+    assert [line for line in lines if line.startswith("| cpu")] == [
+        "| cpu | 3600 s | validation | 3,600 | - | - | - | - |", "| cpu | 3600 s | test | 77 | - | - | - | - |",
+    ]  # fmt: skip
+    assert [line for line in lines if line.startswith("| oom")] == [
+        "| oom | 300 s | validation | 3 | - | - | - | - | 0.0003 | 0.75 | - | - |",
+        "| oom | 300 s | test | 2 | - | - | - | 0.125 | - | - | - | - |",
+        "| oom | 3600 s | validation | 36 | - | - | - | - | 0.0036 | 0.75 | - | - |",
+        "| oom | 86400 s | validation | 864 | - | - | - | - | 0.0864 | 0.75 | - | - |",
+    ]
+    assert [line.split(" | ")[3] for line in lines if " | cpu | 31.2" in line] == ["1.00 %", "2.00 %", "3.00 %"]
+    assert [line.split(" | ")[3] for line in lines if " | memory | 0.5" in line] == ["10.00 %", "20.00 %", "30.00 %"]
+
+
 def test_without_test_scores_calibration_and_version_it_says_so() -> None:
     card = model_card(report(version="", scores={}), settings={}, n_features=100)
     assert "| test" not in card
@@ -64,7 +87,8 @@ def test_a_second_fit_that_is_served_is_told_of() -> None:
 
 def test_many_settings_are_cut_before_anything_else_and_many_datasets_still_fit() -> None:
     card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)}, n_features=100)
-    assert len(card) <= LONGEST
+    assert len(card) == LONGEST  # as many of them as there is room for
+    assert f" name_0={'x' * 50}, name_1=" in card
     assert "all of them are the run's parameters" in card
     assert "memory: no row has a limit" in card
     many = [report()["datasets"][0] | {"name": f"cell_{k}"} for k in range(200)]

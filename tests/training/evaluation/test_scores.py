@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
+from reclaim.data.schema import DAY_US
 from reclaim.features.groups import AGES, TIER_LABELS, RowKeys
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
+from reclaim.training.evaluation.alerts import score_alerts, sorted_rows
 from reclaim.training.evaluation.scores import coverage_figure, overall, reliability, reliability_figure, score_forecast
 from reclaim.training.models.survival import crps
 
@@ -129,11 +132,11 @@ def test_every_group_has_the_scores_that_its_rows_have_alone() -> None:
     forecast = of_quantiles(q, rng.random((n, H)))
     y, oom = rng.random((n, T, H)).astype(np.float32), (rng.random((n, H)) < 0.2).astype(np.float32)
     y[rng.random(y.shape) < 0.1] = NAN
-    tier, age = rng.choice([0, 1, 4], n), rng.integers(0, 3, n)
+    tier, age = rng.choice([0, 1, 4], n), rng.choice([0, 2, len(AGES) - 1], n)
     keys = keys_of(list(tier), list(age), list(rng.integers(0, 20, n)))
     scores = score_forecast(forecast, y, oom, LEVELS, keys=keys)
     assert list(scores["tiers"]) == [TIER_LABELS[k] for k in (0, 1, 4)]
-    assert list(scores["ages"]) == list(AGES[:3])
+    assert list(scores["ages"]) == [AGES[0], AGES[2], AGES[-1]]
     for split, key, labels in (("tiers", tier, TIER_LABELS), ("ages", age, AGES)):
         for name, of_group in scores[split].items():
             rows = key == labels.index(name)
@@ -147,6 +150,33 @@ def test_every_group_has_the_scores_that_its_rows_have_alone() -> None:
         for horizon, values in whole[target].items():
             assert scores[target][horizon] == pytest.approx(values)
     assert {"recall_at_10", "events", "task_days"} <= set(scores["oom"]["3600s"])
+
+
+def test_every_target_and_horizon_is_scored_by_what_was_forecast_of_it() -> None:
+    rng = np.random.default_rng(4)
+    n = 200
+    survival = np.sort(rng.random((n, T, H, 3)), axis=-1)[..., ::-1].astype(np.float32)
+    thresholds = np.sort(rng.random((n, T, 3)), axis=-1).astype(np.float32)
+    quantiles = np.sort(rng.random((n, T, H, 2)), axis=-1).astype(np.float32)
+    forecast = Forecast(survival, thresholds, quantiles, rng.random((n, H)))
+    y, oom = rng.random((n, T, H)).astype(np.float32), (rng.random((n, H)) < 0.3).astype(np.float32)
+    y[rng.random(y.shape) < 0.1], oom[rng.random(oom.shape) < 0.1] = NAN, NAN
+    keys = keys_of([0] * n, [0] * n, list(np.repeat(np.arange(4), n // 4)))
+    keys = replace(keys, start_us=keys.start_us - 10 * DAY_US)  # of so many task-days that some alerts are allowed
+    scores = score_forecast(forecast, y, oom, LEVELS, keys=keys)
+    for h, horizon_s in enumerate(HORIZONS_S):
+        for t, target in enumerate(TARGETS):
+            everywhere = Forecast(
+                np.broadcast_to(survival[:, t : t + 1, h : h + 1], survival.shape).copy(),
+                np.broadcast_to(thresholds[:, t : t + 1], thresholds.shape).copy(),
+                np.broadcast_to(quantiles[:, t : t + 1, h : h + 1], quantiles.shape).copy(), forecast.oom_probability,
+            )  # fmt: skip
+            same = np.broadcast_to(y[:, t : t + 1, h : h + 1], y.shape).copy()
+            expected = score_forecast(everywhere, same, oom, LEVELS)["cpu"]["300s"]
+            assert scores[target][f"{horizon_s}s"] == expected, (target, horizon_s)
+        known, said = np.isfinite(oom[:, h]), forecast.oom_probability[:, h]
+        raised = score_alerts(sorted_rows(said[known], oom[known, h] > 0.5, keys.take(known)), horizon_s)
+        assert scores["oom"][f"{horizon_s}s"].items() >= {k: v for k, v in raised.items() if np.isfinite(v)}.items()
 
 
 def test_reliability_bins_are_even_in_the_logarithm_and_hold_every_row() -> None:
@@ -172,3 +202,18 @@ def test_the_figures_have_a_panel_per_horizon_and_a_line_for_each_series() -> No
     only_last = FORECAST.oom_probability.copy()
     only_last[:, :2] = NAN
     assert reliability_figure({"before": only_last}, OOM).axes[2].get_legend() is not None
+
+
+def test_the_coverage_figure_draws_the_share_of_rows_above_each_quantile_against_the_share_promised() -> None:
+    promised, *drawn = coverage_figure(score_forecast(FORECAST, Y, OOM, LEVELS), LEVELS).axes[0].lines
+    np.testing.assert_allclose(np.asarray(promised.get_xydata(), np.float64), [[0.5, 0.5], [0.1, 0.1]])
+    for line in drawn:  # of three rows two are above the first quantile, one is above the second
+        np.testing.assert_allclose(np.asarray(line.get_xydata(), np.float64), [[0.5, 2 / 3], [0.1, 1 / 3]])
+
+
+def test_an_error_bar_is_the_root_of_the_variance_of_a_share_of_so_few_rows() -> None:
+    probability = np.full((4, H), 0.5)
+    axis = reliability_figure({"before": probability}, truth_of([0.1] * 4, [1.0, 0.0, 0.0, 0.0])[1]).axes[0]
+    (bar,) = (collection for collection in axis.collections if isinstance(collection, LineCollection))
+    error = np.sqrt(1 / 4 * 3 / 4 / 4)  # of one in four
+    np.testing.assert_allclose(bar.get_segments()[0], [[0.5, 1 / 4 - error], [0.5, 1 / 4 + error]])

@@ -84,22 +84,53 @@ def test_a_fit_that_foresees_nothing_on_other_machines_is_not_chosen() -> None:
         assert sum(gain) > 0
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_the_share_of_peaks_together_is_found(at_once: bool) -> None:
-    # tasks of limit 1 whose peak is even between 0.1 and 0.2, or has one time in ten more than that, up to the limit;
-    # machines of some tasks of either kind, where each peaks by itself or all are at the same level of their curves
-    n, rng = 2_900, np.random.default_rng(3)
+def crowds(n: int, at_once: float) -> MachineRows:
+    """Return snapshots of ten machines of some tasks of two kinds, of which a share peaks at once.
+
+    A task has a limit of 1 and a peak that is even between 0.1 and 0.2, or of the second kind one time in ten more than
+    that, up to the limit. Those at once are all at the same level of their curves, the others each by itself.
+    """
+    rng = np.random.default_rng(3)
     survival = np.array([[1.0, 0.0, 0.0], [1.0, 0.1, 0.0]], np.float32)[:, None]
     at = np.tile(np.array([0.1, 0.2, 1.0], np.float32), (2, 1, 1))
     of_kinds = terms_of_curves(survival, at, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))[:, 0]
     tasks = rng.integers(1, 20, (n, 2))
-    level = np.tile(rng.random((n, 1, 1)), (1, 2, 20)) if at_once else rng.random((n, 2, 20))
+    same, own = np.tile(rng.random((n, 1, 1)), (1, 2, 20)), rng.random((n, 2, 20))
+    level = np.where(rng.random((n, 1, 1)) < at_once, same, own)
     peak_of = np.where(level > 0.1, 0.1 + 0.1 * (1 - level) / 0.9, 0.2 + 0.8 * (0.1 - level) / 0.1)
     peak_of[:, 0] = 0.1 + 0.1 * (1 - level[:, 0])
     peak = np.where(np.arange(20) < tasks[:, :, None], peak_of, 0.0).sum(axis=(1, 2))
-    curve = fit_curve(MachineRows(tasks @ of_kinds, peak, np.arange(n) % 10, 1.0), BUDGETS)
+    return MachineRows(tasks @ of_kinds, peak, np.arange(n) % 10, 1.0)
+
+
+@pytest.mark.parametrize("at_once", [0.0, 1.0])
+def test_the_share_of_peaks_together_is_found(at_once: float) -> None:
+    curve = fit_curve(crowds(2_900, at_once), BUDGETS)
     assert curve.weights is None
-    assert curve.together == float(at_once)
+    assert curve.together == at_once
+
+
+def test_the_share_together_is_the_one_that_reclaims_most_on_average_over_the_budgets_and_none_for_a_little() -> None:
+    rows = crowds(1_000, 0.1)
+    chosen = [fit_curve(rows, budgets).together for budgets in ((0.01,), (0.001,), (0.01, 0.001))]
+    assert chosen == [0.0, 1.0, 0.75]  # of the last 54.3 % against 50.6 and 54.2
+    reclaimed = []
+    for share in (0.0, 0.25):
+        bound = MachineCurve(together=share)
+        bound = bound.with_margins(rows.scores(bound))
+        reclaimed.append(rows.reclaimed(bound, bound.margin(0.1)))
+    assert 0 < reclaimed[1] - reclaimed[0] < 0.001
+    assert fit_curve(rows, (0.1,)).together == 0.0
+
+
+def test_of_many_snapshots_those_that_are_fitted_to_are_drawn_from_all_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fit, "MOST", 500)
+    rows = machines(2_000)
+    rows.peak[1_000:] += 0.2 * rows.sums[1_000:, T_LIMIT]
+    location = MachineCurve(weights=fit._weights(rows))
+    assert (rows.scores(location) > 0).mean() < 0.05
 
 
 def test_margins_are_those_that_the_peaks_asked_for() -> None:
@@ -118,6 +149,13 @@ def test_what_is_reclaimed_is_of_all_limits_those_of_tasks_without_a_forecast_am
     limit, reclaimed = rows.sums[:, T_LIMIT].sum(), rows.reclaimed(curve, 2.0)
     assert 0 < reclaimed < 1
     assert with_held.reclaimed(curve, 2.0) == pytest.approx(reclaimed * limit / (limit + 50 * 3.0))
+
+
+def test_scores_and_what_is_reclaimed_are_by_the_mean_limit_of_the_cell() -> None:
+    rows, curve = replace(machines(50), mean_limit=3.0), MachineCurve(together=0.5)
+    np.testing.assert_allclose(curve.peak(rows.sums, rows.scores(curve), 3.0), rows.peak)
+    reserved = curve.peak(rows.sums, 1.0, 3.0).sum()
+    assert rows.reclaimed(curve, 1.0) == pytest.approx(1 - reserved / rows.sums[:, T_LIMIT].sum())
 
 
 def test_with_too_few_peaks_for_the_smallest_budget_the_bound_keeps_its_own_exponents() -> None:

@@ -67,6 +67,33 @@ def _noisy(make_windows: Maker, n: int, tasks: int, seed: int, drift: float = 0.
     return _tasks(make_windows, *(np.clip(rng.lognormal(-2.5, 0.3, (n, 2)) * level, 0, 1) for _ in range(tasks)))
 
 
+def test_what_is_returned_to_be_looked_at_is_a_copy() -> None:
+    online = _online()
+    online.log[:], online.own_rungs[:], online.violated[:] = 1.0, 1.0, 1.0
+    assert (online.log == 0).all()
+    assert np.isnan(online.own_rungs).all()
+    assert np.isnan(online.violated).all()
+
+
+def test_the_share_that_was_violated_is_of_the_outcomes_of_each_budget_tier_and_resource() -> None:
+    online = _online()
+    sums = online.memory()
+    sums["outcomes"][PROD] = 4.0, 8.0
+    sums["exceeded"][:, PROD] = [[1.0, 4.0], [2.0, 6.0]]
+    assert online.violated[:, PROD].tolist() == [[1 / 4, 4 / 8], [2 / 4, 6 / 8]]
+    assert np.isnan(np.delete(online.violated, PROD, axis=1)).all()
+
+
+def test_what_came_fades_by_a_day_of_slots_for_each_slot_that_passed() -> None:
+    online, slot_us = _online(), 300_000_000
+    online.reach(10 * slot_us)
+    for name in ("outcomes", "exceeded", "met"):
+        online.memory()[name][:] = 4.0
+    online.reach(13 * slot_us)
+    for name in ("outcomes", "exceeded", "met"):
+        np.testing.assert_allclose(online.memory()[name], 4.0 * (1 - 1 / 288) ** 3)
+
+
 def test_a_violation_raises_the_logarithm_and_each_kept_answer_lowers_it(make_windows: Maker) -> None:
     # one task, horizon one window: the answer to a window is held against the next and counts two slots later.
     # 0.15 is reserved; the third window demands a CPU of 0.2, so the second answer is violated.

@@ -134,6 +134,14 @@ def test_what_was_promised_of_windows_that_end_between_slots_and_an_hour_apart_i
     assert (promised < 10 * 0.3).all()
 
 
+def test_a_price_that_was_given_does_not_begin_at_the_models_own() -> None:
+    price = _held(own=True, hours=1, given=(True, False)).begin["aggressive"]
+    assert isinstance(price, Price)
+    cpu, memory = price.of_tiers[TIER]
+    assert cpu == 3.0
+    assert memory == _price_of(_held(own=True, hours=1)) != 3.0
+
+
 def test_a_cell_that_began_before_the_clock_of_its_trace_is_as_old_as_that() -> None:
     young, old = (_held(own=True, hours=1, since_us=since_us) for since_us in (0, -30 * DAY_US))
     assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
@@ -146,7 +154,12 @@ def _price_of(online: OnlineMargins) -> float:
 
 
 def _held(
-    own: bool, hours: int, since_us: int | None = None, every_us: int = SLOT_US, from_us: int = 0
+    own: bool,
+    hours: int,
+    since_us: int | None = None,
+    every_us: int = SLOT_US,
+    from_us: int = 0,
+    given: tuple[bool, bool] = (False, False),
 ) -> OnlineMargins:
     """Return what one task of the curve above comes to, which never changes."""
     n = hours * 12
@@ -159,7 +172,7 @@ def _held(
     survival, thresholds = _curves(n)
     ladder = ladder_of(survival, thresholds, np.ones((n, 2)))
     risk = risk_of(ladder, survival, thresholds, np.full((n, 2), 0.25))
-    begin = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
+    begin = three_prices(Price("baseline", (500.0, 500.0), given=given), Price("aggressive", (3.0, 3.0), given=given))
     online = OnlineMargins(begin, Budgets(0.024, 0.3), own=own, since_us=since_us)
     online.hold(np.zeros(n, np.int64), Priced(ladder, None, risk), windows)
     return online

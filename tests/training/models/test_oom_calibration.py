@@ -65,6 +65,30 @@ def test_two_values_by_hand() -> None:
     np.testing.assert_allclose(calibration.apply(columns(np.array([0.2, 0.5]))), columns(np.array([3 / 19, 3 / 4])))
 
 
+def test_each_horizon_has_a_slope_and_an_intercept_of_its_own_whichever_are_asked_for() -> None:
+    # odds of 1/4 squared are 1/16, as they are 1/4, and times 3 are 3/4
+    calibration = ProbabilityCalibration((2.0, 1.0, 1.0), (0.0, 0.0, float(np.log(3))))
+    expected = np.array([1 / 17, 1 / 5, 3 / 7])
+    np.testing.assert_allclose(calibration.apply(columns(np.array([0.2])))[0], expected)
+    some = [2, 0]
+    np.testing.assert_allclose(
+        calibration.apply(np.full((1, 2), 0.2), tuple(HORIZONS_S[h] for h in some))[0], expected[some]
+    )
+
+
+def test_each_horizon_is_fitted_to_its_own_rows_alone() -> None:
+    rng = np.random.default_rng(5)
+    said = rng.uniform(0.01, 0.6, (2_000, H))
+    label = (rng.random((2_000, H)) < said ** np.array([0.5, 1.0, 2.0])).astype(np.float32)
+    label[rng.random(label.shape) < 0.2] = np.nan
+    fitted = fit_of_tasks_apart(said, label)
+    assert len(set(fitted.slope)) == H
+    for h in range(H):
+        known = np.isfinite(label[:, h])
+        alone = fit_of_tasks_apart(columns(said[known, h]), labels(label[known, h] > 0))
+        assert (fitted.slope[h], fitted.intercept[h]) == (alone.slope[h], alone.intercept[h])
+
+
 def test_of_a_constant_probability_only_the_level_is_set_as_worked_by_hand() -> None:
     n, k = 1_000, FEW - 1
     calibration = fit_of_tasks_apart(columns(np.full(n, 0.2)), labels(np.arange(n) < k))
@@ -90,6 +114,8 @@ def test_few_positive_tasks_may_flatten_the_probability_and_not_sharpen_it() -> 
     assert "is 1, not 2.0" in calibration.notes[0]
     assert f"{FEW - 1} positive tasks among 20000 validation rows" in calibration.notes[0]
     assert calibration.apply(said).mean() == pytest.approx(label.mean(), rel=0.01)  # the level is set all the same
+    enough = np.where(positive, task % FEW, task)
+    assert fit_probability(said, label, enough).slope == pytest.approx((2.0,) * H, rel=0.1)
     sure, label = overconfident(20_000)
     few = np.where(label[:, 0] > 0.5, task % (FEW - 1), task)
     assert fit_probability(sure, label, few) == fit_of_tasks_apart(sure, label)
@@ -104,6 +130,16 @@ def test_without_positives_the_probability_is_left_as_it_is_to_the_bit() -> None
     nothing = fit_of_tasks_apart(np.full((5, H), np.nan), np.full((5, H), np.nan, np.float32))
     assert nothing.slope == (1.0,) * H
     assert nothing.notes == ("OOM: no validation row has a label, so the probability is as the model says it",)
+
+
+def test_where_every_row_is_positive_the_probability_is_left_as_it_is_with_a_note() -> None:
+    calibration = fit_probability(columns(np.linspace(0.1, 0.9, 50)), labels(np.ones(50, np.bool_)), np.arange(50) // 2)
+    assert (calibration.slope, calibration.intercept) == ((1.0,) * H, (0.0,) * H)
+    assert calibration.notes == tuple(
+        f"OOM within {horizon_s} s: 25 positive tasks among 50 validation rows, so the probability is as the model "
+        "says it"
+        for horizon_s in HORIZONS_S
+    )
 
 
 def test_a_note_names_the_horizons_without_a_label_and_those_without_a_forecast() -> None:
@@ -131,6 +167,8 @@ def test_labels_that_a_threshold_separates_give_a_finite_fit() -> None:
     calibration = fit_of_tasks_apart(columns(said), labels(said > 0.5))
     assert 1.0 <= calibration.slope[0] <= LARGEST_SLOPE
     assert np.isfinite(calibration.apply(columns(said))).all()
+    near = 0.5 + (said - 0.5) / 20  # log-odds within a tenth of 0, which only a steep slope could part
+    assert fit_of_tasks_apart(columns(near), labels(said > 0.5)).slope == (LARGEST_SLOPE,) * H
 
 
 def test_probabilities_of_0_and_1_stay_probabilities_and_nan_stays_nan() -> None:

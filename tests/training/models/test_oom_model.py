@@ -173,3 +173,13 @@ def test_a_calibrated_forecaster_takes_the_probability_from_it_and_the_rest_from
     forecaster.save(tmp_path)
     loaded = Calibrated.load(NetworkForecaster.load(tmp_path), tmp_path)
     np.testing.assert_array_equal(loaded.predict(x).oom_probability, answer.oom_probability)
+
+
+def test_a_calibrated_forecaster_has_the_curves_of_the_forecaster_and_the_probabilities_of_the_model(
+    random_forecaster: NetworkForecaster,
+) -> None:
+    oom = model(fitted=(False, True, True))
+    heads = Calibrated(random_forecaster, ProbabilityCalibration(), oom).heads
+    assert heads.oom.tolist() == [False, True, True]
+    assert heads.targets.all()
+    assert Calibrated(random_forecaster, ProbabilityCalibration()).heads.oom.all()

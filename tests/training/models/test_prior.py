@@ -109,6 +109,8 @@ def test_the_facts_tell_two_networks_and_two_parts_apart(others: PortableForecas
     tensors["head.bias"][0] += 1
     facts = Prior(others, (1, 1, 2)).facts
     assert facts["quarters"] == {"300": 1, "3600": 1, "86400": 2}
+    trained_on = {"name": "cell_a", "until_us": 7}
+    assert Prior(others, (1, 1, 2), (trained_on,)).facts == facts | {"datasets": [trained_on]}
     assert facts != Prior(PortableForecaster(tensors, others.beyond), (1, 1, 2)).facts
     assert facts != Prior(PortableForecaster(others.tensors), (1, 1, 2)).facts
     assert facts != Prior(others, (0, 1, 1)).facts

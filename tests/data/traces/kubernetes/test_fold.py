@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from reclaim.data import schema as s
 from reclaim.data.traces.dialect import parse_dialect
 from reclaim.data.traces.history import PIECE_S, RawSeries
-from reclaim.data.traces.kubernetes.fold import Fold, open_limit
-from reclaim.data.traces.kubernetes.owners import Owners, machine_id
+from reclaim.data.traces.kubernetes.fold import GONE_US, Fold, Task, _machine, open_limit
+from reclaim.data.traces.kubernetes.owners import Facts, Owners, Workload, machine_id
+from reclaim.data.traces.kubernetes.series import ContainerKey
 from tests.data.traces.kubernetes.histories import (
     APP,
     DIALECT,
@@ -253,6 +255,101 @@ def test_a_pod_whose_usage_names_no_node_is_where_its_listing_says_at_the_time(m
     assert [task.place_at(task.seen_us) for task in made.tasks.values()] == ["b"]
 
 
+def test_a_pod_whose_node_nothing_names_is_where_it_is_scraped() -> None:
+    (row, *_), _, _ = fold({"cpu": [one(APP | {"instance": "10.0.0.7:10250"}, counter(0, PIECE_S, 1.0))]})
+    assert row[s.MACHINE_ID] == machine_id("10.0.0.7:10250")
+
+
+def cart(pod: str = "cart", cluster: str = "", **known: Any) -> Task:
+    return Task(1, 2, 3, ContainerKey(cluster, "shop", pod, "app"), Workload(cluster, "shop", "Pod", "cart"), **known)
+
+
+def of_tasks(*tasks: Task) -> Fold:
+    made = Fold(DIALECT, Owners(DIALECT))
+    made.tasks = {task.key: task for task in tasks}
+    return made
+
+
+def test_of_two_pods_that_are_one_task_the_one_that_was_seen_last_counts_and_one_without_a_window_is_none() -> None:
+    early, late, never = cart("a", seen_us=40), cart("b", seen_us=50), cart("c")
+    for tasks in ((early, late, never), (never, late, early)):
+        assert of_tasks(*tasks).seen() == {(1, 2): late}
+    assert of_tasks(never).seen() == {}
+
+
+def test_a_task_is_gone_only_where_others_of_its_own_cluster_were_seen_long_after_it() -> None:
+    at_us = T0 * US
+    tasks = [
+        cart("gone", "a", seen_us=at_us - 1), cart("there", "a", seen_us=at_us),
+        cart("last", "a", seen_us=at_us + GONE_US), cart("silent", "b", seen_us=at_us - 1), cart("never", "a"),
+    ]  # fmt: skip
+    events = list(of_tasks(*tasks).ends())
+    assert [(event[s.TIME_US], event[s.EVENT_TYPE]) for event in events] == [(at_us - 1, s.EventType.KILL)]
+    assert [task.ends_us for task in tasks] == [[at_us - 1], [], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("facts", "end"),
+    [
+        (Facts(), s.EventType.KILL), (Facts(completed_s=T0), s.EventType.FINISH),
+        (Facts(completed_s=T0 - 3_600), s.EventType.KILL), (Facts(evicted_us=[T0 * US]), s.EventType.EVICT),
+        (Facts(completed_s=T0, evicted_us=[T0 * US]), s.EventType.EVICT),
+    ],
+)  # fmt: skip
+def test_a_pod_that_is_gone_was_evicted_or_finished_where_that_was_said_around_its_last_window(
+    facts: Facts, end: int
+) -> None:
+    made = of_tasks(cart(seen_us=T0 * US), cart("other", seen_us=T0 * US + 2 * GONE_US))
+    made._owners.pods["", "shop", "cart"] = facts
+    assert [event[s.EVENT_TYPE] for event in made.ends()] == [end]
+
+
+@pytest.mark.parametrize(
+    ("ended_us", "facts", "over"),
+    [
+        ([], Facts(), False), ([40], Facts(), False), ([60], Facts(), True), ([60, 40], Facts(), True),
+        ([], Facts(completed_s=60e-6), True), ([], Facts(completed_s=40e-6), False),
+        ([40], Facts(evicted_us=[10, 60]), True), ([40], Facts(evicted_us=[10]), False),
+    ],
+)  # fmt: skip
+def test_a_task_is_over_where_an_end_a_completion_or_an_eviction_came_after_its_last_start(
+    ended_us: list[int], facts: Facts, over: bool
+) -> None:
+    task = cart(starts_us=[20, 50], ends_us=ended_us)
+    assert Fold(DIALECT, Owners(DIALECT, {("", "shop", "cart"): facts})).over(task) == over
+    assert Fold(DIALECT, Owners(DIALECT)).over(cart(ends_us=[60]))  # its start was not seen
+
+
+def test_of_what_was_over_before_a_time_a_task_keeps_the_last_run_end_and_node() -> None:
+    def forgotten(before_us: int) -> tuple[object, ...]:
+        task = cart(
+            starts_us=[10, 20, 30], told_by={10: "started", 20: "", 30: "started"}, ends_us=[12, 28],
+            places=[(5, "a"), (15, "b"), (40, "c")], restarts={"u": (1.0, 15), "v": (2.0, 30)},
+            told_at={"u": 1.0, "v": 2.0},
+        )  # fmt: skip
+        task.forget(before_us)
+        assert list(task.told_by) == task.starts_us
+        assert list(task.told_at) == list(task.restarts)
+        return task.starts_us, task.ends_us, [node for _, node in task.places], list(task.restarts)
+
+    assert forgotten(10) == ([10, 20, 30], [12, 28], ["a", "b", "c"], ["u", "v"])
+    assert forgotten(20) == ([20, 30], [28], ["b", "c"], ["v"])
+    assert forgotten(29) == ([20, 30], [28], ["b", "c"], ["v"])
+    assert forgotten(50) == ([30], [28], ["c"], [])
+
+
+def test_a_first_start_that_no_restart_came_before_is_no_end() -> None:
+    started = one(APP | {"uid": "u"}, beat(600, PIECE_S, T0 + 600, 60))
+    restarts = one(APP | {"uid": "u"}, beat(600, PIECE_S, 0, 60))
+    series = {"cpu": [one(APP, counter(600, PIECE_S, 1.0))], "started": [started], "restarts": [restarts]}
+    _, events, _ = fold(series)
+    assert told(events) == [(600, s.EventType.SCHEDULE, None)]
+
+
+def test_a_machine_is_named_by_its_cluster_too_only_where_a_node_is_known() -> None:
+    assert [_machine("north", "n1"), _machine("", "n1"), _machine("north", "")] == ["north/n1", "n1", ""]
+
+
 def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_says_nothing() -> None:
     usage = {"cpu": [one(APP, counter(0, 7200, 1.0))]}
     restarts = [one(APP, [*beat(0, 600, 3, 60), *beat(600, 7200, 4, 60)])]
@@ -332,6 +429,13 @@ def test_a_limit_is_the_enforced_one_else_a_power_of_two_of_what_was_seen_so_far
     assert [row[s.MEMORY_LIMIT] for row in rows[:3]] == [2**30, 2**30, 1.5e9]  # no more than the node allots
     assert made.machines[0][s.MEMORY_CAPACITY] == 1.5e9
     assert {row[s.MACHINE_ID] for row in rows} == {machine_id("n1")}
+
+
+def test_the_rate_of_samples_is_that_of_cpu_and_unknown_where_there_is_none() -> None:
+    (row, *_), _, _ = fold({"cpu": [one(APP, counter(0, 1200, 0.3))], "memory": [one(APP, beat(0, 1200, 9e8, 60))]})
+    assert row[s.SAMPLE_RATE_HZ] == pytest.approx(9 / 300)  # between ten samples
+    (row, *_), _, _ = fold({"memory": [one(APP, beat(0, 1200, 9e8))]})
+    assert row[s.SAMPLE_RATE_HZ] is None
 
 
 def test_a_limit_of_zero_is_none() -> None:
@@ -458,6 +562,18 @@ def test_a_nodes_capacity_changes_when_a_sample_shows_it() -> None:
     ]  # fmt: skip
     caps = {row[s.END_US] / US - T0: row[s.MEMORY_LIMIT] for row in rows}
     assert (caps[2700], caps[3000], caps[8700], caps[9000]) == (1.5e9, 1.8e9, 1.8e9, 1.6e9)
+
+
+def test_the_capacity_of_a_node_without_a_task_is_forgotten_where_it_is_listed_no_more() -> None:
+    at = [APP | {"pod": node, "node": node} for node in ("n1", "n2")]
+    allotted = [one({"node": of["node"], "resource": "memory"}, beat(0, 600, 1.5e9)) for of in at]
+    made = Fold(DIALECT, Owners(DIALECT))
+    made.piece({"memory": [one(at[0], beat(0, PIECE_S, 9e8))], "allocatable": allotted}, T0 * US, (T0 + PIECE_S) * US)
+    made.forget((T0 + 3600) * US)
+    again = {"memory": [one(of, beat(PIECE_S, PIECE_S + 600, 9e8)) for of in at]}
+    table, _ = made.piece(again, (T0 + PIECE_S) * US, (T0 + 2 * PIECE_S) * US)
+    limits = {(row[s.MACHINE_ID], row[s.MEMORY_LIMIT]) for row in table.to_pylist()}
+    assert limits == {(machine_id("n1"), 1.5e9), (machine_id("n2"), 2.0**31)}
 
 
 def test_nodes_of_one_name_in_two_clusters_are_two() -> None:

@@ -149,6 +149,24 @@ def test_each_policy_takes_the_machine_that_it_likes_best(policy: str, at: int) 
     assert placed(tasks((0.5, 0.5)), onto, policy=policy) == [at]
 
 
+@pytest.mark.parametrize(("policy", "at"), [("best-fit", 0), ("worst-fit", 1)])
+def test_the_room_for_production_is_the_smaller_one_of_what_bookings_and_its_limits_leave(policy: str, at: int) -> None:
+    # limits of production leave 0.2 of the first machine, though 0.7 is not booked, and 0.8 of the second, 0.5 unbooked
+    workload = tasks(
+        (0.6, 0.6), (0.3, 0.3), (0.2, 0.2), production=[True, False, True], priority=[9, 8, 7], constraint_set=[1, 2, 0]
+    )
+    onto = machines((1, 1), (1, 1), allowed=[[True, True], [True, False], [False, True]])
+    assert placed(workload, onto, [(0.1, 0.1), (0.3, 0.3), (0.2, 0.2)], policy) == [0, 1, at]
+
+
+def test_what_is_left_counts_as_a_share_of_the_machines_own_capacity_and_of_equals_the_first_is_taken() -> None:
+    # leaves 19/20 and 1/2 of the first, 1/2 and 3/4 of the second
+    assert placed(tasks((0.5, 0.5)), machines((10, 1), (1, 2)), policy="best-fit") == [1]
+    assert placed(tasks((0.5, 0.5)), machines((1, 10), (2, 1)), policy="best-fit") == [1]
+    for policy in POLICIES:
+        assert placed(tasks((0.5, 0.5)), TWO, policy=policy) == [0]
+
+
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="best-fit, worst-fit, hybrid, got random"):
         Packer(tasks((1, 1)), np.ones((1, 2)), "random")

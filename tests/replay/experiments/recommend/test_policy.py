@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reclaim.data.errors import ConfigError
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.definitions import definitions
 from reclaim.replay.experiments.recommend.policy import ESTIMATE, OVER, RULES, Policy, RecommendConfig, held_back
+from reclaim.training.margins.margin import Budgets
 
 MIB = 2.0**20
 KUBERNETES = Policy(
@@ -158,3 +160,34 @@ def test_a_workload_far_over_the_budget_is_not_lowered_and_raised_it_is() -> Non
     held, why = held_back(requests, rules, present, np.array([True, True, False, True]), OVER)
     assert held.tolist() == [2.0, 3.0, 1.0, 2.0]
     assert [RULES[k] for k in why] == ["over budget", "estimate", "estimate", "estimate"]
+
+
+def test_settings_become_a_policy_with_the_floor_steps_and_least_raise_of_kubernetes_only_there() -> None:
+    config = RecommendConfig(min_change=0.2, history_days=3.0, ran_hours=4.0, oom_bump=1.5, memory_min=5.0)
+    there = config.policy(kubernetes=True, largest_memory=64.0)
+    expected = Policy(
+        least=(0.01, 5.0), step=(0.001, MIB), min_change=0.2, history_days=3.0, ran_hours=4.0, oom_bump=1.5,
+        oom_bump_by=100 * MIB, largest_memory=64.0,
+    )  # fmt: skip
+    assert there == expected
+    elsewhere = config.policy(kubernetes=False, largest_memory=64.0)
+    assert elsewhere == replace(expected, least=(0.0, 5.0), step=(0.0, 0.0), oom_bump_by=0.0)
+
+
+def test_each_resource_has_the_margin_and_the_budget_that_the_settings_name_for_it() -> None:
+    config = RecommendConfig(budgets=Budgets(0.002, 0.03), cpu_margin="aggressive", memory_margin="baseline")
+    assert config.margins == ("aggressive", "baseline")
+    assert config.of_requests == (0.03, 0.002)
+
+
+LEAST = {
+    "hold_days": 1 / 24, "seen_days": 0.0, "history_days": 0.0, "ran_hours": 0.0, "oom_bump": 1.0, "most_over": 1.0,
+    "most_over_in_all": 1.0, "min_change": 0.0, "cpu_min": 0.0, "memory_min": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_a_setting_may_be_the_least_that_is_allowed_and_no_less(name: str) -> None:
+    assert getattr(RecommendConfig(**{name: LEAST[name]}), name) == LEAST[name]  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=name):
+        RecommendConfig(**{name: LEAST[name] - 0.01})  # type: ignore[arg-type]

@@ -107,6 +107,14 @@ def test_the_hours_that_a_workload_ran_leave_out_those_in_which_it_did_not() -> 
     np.testing.assert_allclose(of.ran_hours[mine], [0.25, 1.25])
 
 
+def test_a_workload_is_as_old_as_its_first_window_however_old_the_history_is() -> None:
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 30, [1.0] * 30)], cuts=(HOUR, 3 * HOUR))  # from half past two
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    np.testing.assert_allclose(
+        of.age_days[of.workload == 1] * 24, [-0.5, 0.5, 1.5, 2.5]
+    )  # it begins while the first one holds
+
+
 def test_a_window_across_the_end_of_a_period_is_judged_in_neither() -> None:
     rows = rows_of([(0, 0, [1.0] * 60)], cuts=(HOUR + SLOT // 2, 3 * HOUR))
     of = lay_out(rows, largest_task(rows), (HOUR + SLOT // 2, 3 * HOUR), hold_days=1 / 24, seen_days=1)
@@ -159,6 +167,7 @@ def test_the_need_of_a_window_is_at_most_its_limit_and_a_day_of_the_period_begin
     judged = Judged.of(rows, of, TEST, cuts[1])
     assert np.unique(judged.need[:, 0]).tolist() == [8.0]
     assert np.bincount(judged.day).tolist() == [24 * 12, 4 * 12]
+    assert np.unique(judged.seconds).tolist() == [300.0]
 
 
 def test_a_backtest_by_hand() -> None:
@@ -184,6 +193,33 @@ def test_a_backtest_by_hand() -> None:
     np.testing.assert_allclose(shares(judged.without(withheld).by_workload(requests))[0][:, 0], [1 / 2, 0])
 
 
+def test_what_a_window_reclaims_counts_by_its_length_and_one_without_a_request_reclaims_nothing() -> None:
+    nan = float("nan")
+    judged = Judged(
+        workload=np.zeros(3, np.int64), held=np.array([0, 1, 1]), day=np.zeros(3, np.int64), need=np.ones((3, 2)),
+        request=np.array([[4.0, 8.0], [4.0, nan], [4.0, 8.0]]), seconds=np.array([300.0, 600.0, 300.0]), n_workloads=1,
+    )  # fmt: skip
+    _, reclaimed = shares(judged.by_workload(np.array([[1.0, 2.0], [3.0, 4.0]])))
+    # of CPU 3 of 4 for 300 s and 1 of 4 for 900 s; of memory 6 and 4 of 8
+    np.testing.assert_allclose(reclaimed, [[(3 + 3 * 1) / (4 * 4), (6 + 4) / (8 + 8)]])
+
+
+def test_each_workload_has_the_same_rate_and_interval_however_many_are_resampled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(2)
+    n, how = 400, Bootstrap(draws=50, seed=1, confidence=0.9)
+    judged = Judged(
+        workload=rng.integers(0, 5, n), held=np.arange(n), day=rng.integers(0, 6, n), need=rng.random((n, 2)),
+        request=np.ones((n, 2)), seconds=np.full(n, 300.0), n_workloads=5,
+    )  # fmt: skip
+    requests = rng.random((n, 2))
+    at_once = of_each_workload(judged, requests, how)
+    monkeypatch.setattr("reclaim.replay.experiments.recommend.score._AT_ONCE", 2)
+    assert of_each_workload(judged, requests, how) == at_once
+    assert len({(one["cpu"]["low"], one["memory"]["high"]) for one in at_once}) == 5
+
+
 @pytest.mark.parametrize(
     ("unknown", "expected"),
     [
@@ -202,9 +238,11 @@ def test_set_once_the_first_request_of_the_test_that_rests_on_an_answer_stays(
     of = lay_out(rows, largest_task(rows), cuts, hold_days=1 / 24, seen_days=1)
     requests = np.tile(np.arange(1.0, 6.0)[:, None], 2)
     kept = np.isin(np.arange(5), unknown)[:, None] & np.array([True, False])
+    given = requests.copy(), kept.copy()
     once = set_once(requests, kept, of)
     assert once[:, 0].tolist() == expected
     assert once[:, 1].tolist() == [1, 2, 2, 2, 5]
+    np.testing.assert_array_equal((requests, kept), given)  # what is set again is still needed
 
 
 def test_a_workload_that_has_not_run_for_long_gets_no_recommendation() -> None:

@@ -1,0 +1,55 @@
+"""Lines of the recommendations: sums over the tasks that run, and how far the tasks of a workload differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
+from reclaim.replay.experiments.recommend.lines import _Facts, totals
+from reclaim.replay.experiments.recommend.series import largest_task
+from tests.replay.experiments.recommend.test_series import DAY, HOUR, SLOT, rows_of
+
+
+def line(tasks: int, request: float | None, recommended: float | None) -> dict[str, Any]:
+    """Return a line whose memory is a hundred times its CPU."""
+    of: dict[str, Any] = {"tasks": tasks}
+    for resource, unit in (("cpu", 1.0), ("memory", 100.0)):
+        now, then = (None if value is None else unit * value for value in (request, recommended))
+        reclaimable = None if now is None or then is None else now - then
+        of[resource] = {"request": now, "recommended": then, "reclaimable": reclaimable}
+    return of
+
+
+def test_totals_by_hand() -> None:
+    # 3 tasks give back 1 each and 2 tasks take 2 each; 5 tasks request 0.5 each first; of the others nothing is known
+    lines = [
+        line(3, 2.0, 1.0), line(2, 1.0, 3.0), line(5, None, 0.5), line(4, 1.0, 1.0), line(9, 7.0, None),
+        line(8, None, None),
+    ]  # fmt: skip
+    requested, reclaimable = 3 * 2.0 + 2 * 1.0 + 4 * 1.0, 3 * 1.0 - 2 * 2.0
+    expected = {"changes": 4, "raises": 1, "firsts": 1, "share": pytest.approx(reclaimable / requested)}
+    found = totals(lines)
+    assert found["cpu"] == expected | {"requested": requested, "reclaimable": reclaimable, "first": 2.5}
+    assert found["memory"] == expected | {
+        "requested": 100 * requested, "reclaimable": 100 * reclaimable, "first": 250.0,
+    }  # fmt: skip
+    assert totals([line(5, None, 0.5)])["cpu"]["share"] is None
+
+
+def test_the_tasks_of_the_last_day_are_compared_and_those_that_run_to_the_end_are_counted() -> None:
+    days, cuts = 3 * DAY // SLOT, (HOUR, 3 * HOUR)
+    tasks = [
+        (0, 0, [1.0] * days), (0, 0, [7.0] * (days // 3)), (0, 600, [2.0] * (days - 601)), (0, 700, [3.0] * 10),
+        (1, 0, [4.0] * days),
+    ]  # fmt: skip
+    rows = rows_of(tasks, cuts=cuts, kills=[(0, HOUR, 70.0), (0, 5 * HOUR, 70.0)])
+    of = lay_out(rows, largest_task(rows), cuts, hold_days=1, seen_days=1)
+    facts = _Facts.of(rows, of, of.of(NOW))
+    # the second task ended two days before the end, the third one lacks the last window, the fourth ended
+    assert [mine.tolist() for mine in facts.tasks] == [[0, 2], [4]]
+    assert facts.kills.tolist() == [2, 0]
+    np.testing.assert_allclose(facts.largest, [[3.0, 30.0], [4.0, 40.0]])
+    np.testing.assert_allclose(facts.spread, [[3 / 2, 3 / 2], [1.0, 1.0]])  # of 1, 2 and 3
