@@ -248,11 +248,14 @@ def over_limit(windows: Windows) -> NDArray[np.float64]:
     return ratio
 
 
-def statistic_or_limit(value: NDArray[np.float64], windows: Windows) -> Estimate:
-    """Return the value as the reservation, and the limit where it is not finite; shape (n, n_resources)."""
+def known_statistic(value: NDArray[np.float64]) -> Estimate:
+    """Return the value as the reservation, (n, n_resources); NaN where it is not finite, and there the limit stands.
+
+    A margin widens or narrows what an estimator says, not the limit of a task of which it says nothing.
+    """
     known = np.isfinite(value)
     rule = np.where(known, np.uint8(STATISTIC), np.uint8(UNKNOWN))
-    return Estimate(np.where(known, value, windows.limit), rule)
+    return Estimate(np.where(known, value, np.nan), rule)
 
 
 def for_each_resource(name: str, values: Sequence[float]) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, grid, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, known_statistic
 
 _STATE: Final = np.dtype([("reservation", "f8", len(RESOURCES)), ("end_us", "i8"), ("scheduled_us", "i8")])
 
@@ -62,7 +62,7 @@ class BorgEstimator(Estimator):
 
         columns = (windows.start_us, windows.end_us, windows.scheduled_us, demand(windows), windows.limit)
         self._in_parts(fold, slot, columns, out)
-        return statistic_or_limit(out, windows)
+        return known_statistic(out)
 
 
 @numba.njit(**LENT)

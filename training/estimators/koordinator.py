@@ -16,8 +16,8 @@ from reclaim.training.estimators.base import (
     Estimator,
     for_each_resource,
     grid,
+    known_statistic,
     over_limit,
-    statistic_or_limit,
 )
 from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
 
@@ -88,4 +88,4 @@ class KoordinatorEstimator(Estimator):
         self._in_parts(fold, slot, columns, out)
         peak = out[:, : len(RESOURCES)] * (1 + self.margin)
         np.copyto(peak, np.nan, where=out[:, -2:-1] <= self.cold_s * 1e6)
-        return statistic_or_limit(peak * windows.limit if self.unit is None else peak / self.unit, windows)
+        return known_statistic(peak * windows.limit if self.unit is None else peak / self.unit)

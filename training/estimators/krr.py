@@ -14,7 +14,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.oom import near_limit
 from reclaim.data.schema import DAY_US, RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.training.estimators.base import Estimate, Estimator, grid, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, known_statistic, over_limit
 from reclaim.training.estimators.histogram import Grid
 
 _GRID: Final = Grid(0.001, 1.0)
@@ -97,7 +97,7 @@ class KrrEstimator(Estimator):
             )  # fmt: skip
 
         self._in_parts(fold, slot, (windows.end_us, windows.scheduled_us, ratio), out)
-        return statistic_or_limit(out * windows.limit, windows)
+        return known_statistic(out * windows.limit)
 
 
 @numba.njit(**LENT)

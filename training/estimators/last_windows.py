@@ -13,7 +13,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.training.estimators.base import Estimate, Estimator, grid, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, known_statistic, over_limit
 
 _TASK: Final = np.dtype([("end_us", "i8"), ("count", "i4", len(RESOURCES)), ("top", "f4", len(RESOURCES))], align=True)
 """Record kept next to the ring; only the moving maximum knows the largest value in it."""
@@ -42,7 +42,7 @@ class _RingEstimator(Estimator):
         ratio = over_limit(windows)
         out = np.empty_like(ratio)
         self._in_parts(self._fold, slot, (windows.end_us, ratio), out)
-        return statistic_or_limit(out * windows.limit, windows)
+        return known_statistic(out * windows.limit)
 
 
 class _SigmaOrPercentile(_RingEstimator):

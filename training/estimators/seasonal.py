@@ -12,7 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import HOUR_US, RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, grid, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, known_statistic
 
 _DAY_H: Final = 24
 _RING: Final = _DAY_H + 1
@@ -58,7 +58,7 @@ class SeasonalEstimator(Estimator):
             _fold(self._memory["task"], self.hours, *columns)
 
         self._in_parts(fold, slot, (windows.start_us, windows.end_us, demand(windows)), out)
-        return statistic_or_limit(out, windows)
+        return known_statistic(out)
 
 
 @numba.njit(**LENT)

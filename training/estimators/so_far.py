@@ -12,7 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, grid, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, known_statistic
 
 _TASK: Final = np.dtype(
     [("value", "f8", len(RESOURCES)), ("end_us", "i8"), ("count", "i4", len(RESOURCES))], align=True
@@ -46,7 +46,7 @@ class _RunningEstimator(Estimator):
             _fold(self._memory["task"], self._mean, self.min_samples, *columns)
 
         self._in_parts(fold, slot, (windows.end_us, capped), out)
-        return statistic_or_limit(out, windows)
+        return known_statistic(out)
 
 
 class MaxSoFarEstimator(_RunningEstimator):

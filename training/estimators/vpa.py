@@ -20,8 +20,8 @@ from reclaim.training.estimators.base import (
     Estimator,
     for_each_resource,
     grid,
+    known_statistic,
     over_limit,
-    statistic_or_limit,
 )
 from reclaim.training.estimators.histogram import RELATIVE, TIE, DecayingHistograms, Grid
 
@@ -139,7 +139,7 @@ class VpaEstimator(Estimator):
         elif self.bound == "lower":
             out /= np.square(1 + _over(0.001, confidence))
         out = out * windows.limit if unit is None else np.maximum(out, _MINIMUM) / unit
-        return statistic_or_limit(out, windows)
+        return known_statistic(out)
 
 
 def _over(number: float, confidence: NDArray[np.float64]) -> NDArray[np.float64]:

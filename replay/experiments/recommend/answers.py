@@ -24,7 +24,7 @@ from reclaim.replay.experiments.recommend.series import Floats, Integers, Series
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded, run_base
 from reclaim.replay.settings import ComparisonConfig
-from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Estimator, Settings
+from reclaim.training.estimators.base import STATISTIC, Estimate, Estimator, Settings
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import NO_LIMIT, Calibration, calibrate, choose_best
@@ -136,7 +136,7 @@ def _answers_at(job: tuple[Callable[[], Estimator], Windows, Integers]) -> Float
     """Return a fresh estimator's answers at some rows of windows; NaN where it knows none; (n_rows, n_resources)."""
     make, windows, rows = job
     estimate = run_base(make(), windows)
-    return np.where(estimate.rule[rows] != UNKNOWN, estimate.reservation[rows], np.nan)
+    return estimate.reservation[rows]
 
 
 def ask_model(source: Source, config: ComparisonConfig, name: str, rows: TaskRows, decisions: Decisions) -> Priced:

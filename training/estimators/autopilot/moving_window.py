@@ -19,8 +19,8 @@ from reclaim.training.estimators.base import (
     Estimator,
     for_each_resource,
     grid,
+    known_statistic,
     over_limit,
-    statistic_or_limit,
 )
 from reclaim.training.estimators.histogram import DecayingHistograms, Grid
 
@@ -86,7 +86,7 @@ class AutopilotEstimator(Estimator):
             _hold(self._memory["held"], self._memory["answers"], slot, end_us, columns[-1])
 
         self._in_parts(fold, slot, (windows.end_us, signal, windows.percentiles, windows.limit), out)
-        return statistic_or_limit(out[:, : len(RESOURCES)] * (1 + self.margin) * windows.limit, windows)
+        return known_statistic(out[:, : len(RESOURCES)] * (1 + self.margin) * windows.limit)
 
 
 class AutopilotMeanEstimator(AutopilotEstimator):
