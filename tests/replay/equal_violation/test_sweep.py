@@ -205,12 +205,6 @@ def test_of_a_margin_of_several_times_the_answer_the_reclaimed_share_is_not_lost
     assert found == pytest.approx(1 - 0.3, abs=0.01)
 
 
-def test_from_a_half_to_four_times_the_answer_the_factors_are_three_percent_apart() -> None:
-    near = FACTORS[(FACTORS >= 0.5 - 1e-9) & (FACTORS <= 4.0 + 1e-9)]
-    assert near[[0, -1]].tolist() == pytest.approx([0.5, 4.0])
-    np.testing.assert_allclose(near[1:] / near[:-1], 8 ** (1 / 69))
-
-
 def test_a_run_is_young_until_the_hold_is_over_and_no_longer_at_that_very_moment(make_windows: Maker) -> None:
     windows = make_windows([(0.3, 0.1)], [(0.3, 0.1)])
     windows.scheduled_us[:] = windows.end_us - int(STARTUP_HOLD_S * 1e6) + [0, 1]

@@ -109,8 +109,10 @@ def test_a_file_is_written_before_more_rows_are_in_memory_than_it_may_hold(
     assert not recorder.take(windows)
     assert not recorder.take(windows.take(np.arange(4)))
     assert recorder.take(windows)
-    assert recorder.take_facts(ends)
-    assert not recorder.take_facts(ends)
+    assert recorder.make_room(ends)
+    recorder.take_facts(ends)
+    assert not recorder.make_room(ends)
+    recorder.take_facts(ends)
     assert recorder.take(windows)
     assert recorder.close()
     written = {

@@ -20,7 +20,8 @@ from reclaim.training.estimators.last_windows import (
 )
 from reclaim.training.estimators.seasonal import SeasonalEstimator
 from reclaim.training.estimators.so_far import MaxSoFarEstimator, MeanSoFarEstimator
-from reclaim.training.margins.margin import Guarded, Margin, three_margins
+from reclaim.training.margins.answers import Widened
+from reclaim.training.margins.margin import MARGIN_NAMES, Guarded, Margin, guarded_amounts, three_margins
 
 MakeWindows = Callable[..., Windows]
 WINDOW_S = 300.0
@@ -87,8 +88,22 @@ def test_nsigma_is_the_mean_plus_n_sample_deviations_over_the_limit(make_windows
     windows = make_windows([0.2, 0.4, 0.6], limit=(2.0, 2.0))
     estimate = NSigmaEstimator(n=2, context=3, min_samples=3).update(_slot(windows), windows)
     assert estimate.reservation[2].tolist() == pytest.approx([(0.2 + 2 * 0.1) * 2] * 2)
-    assert estimate.reservation[:2].tolist() == [[2.0, 2.0]] * 2  # the limit until warm
+    assert np.isnan(estimate.reservation[:2]).all()  # until warm
     assert (estimate.rule[:2] == UNKNOWN).all()
+
+
+@pytest.mark.parametrize("margin", [-0.5, 0.0, 3.0])
+def test_no_margin_moves_the_limit_of_a_task_of_which_an_estimator_says_nothing(
+    make_windows: MakeWindows, margin: float
+) -> None:
+    windows, named = make_windows([0.2, 0.4, 0.6], limit=(2.0, 2.0)), Margin("medium", (margin, margin))
+    estimate = NSigmaEstimator(n=2, context=3, min_samples=3).update(_slot(windows), windows)
+    answers = Widened.alike(estimate)
+    in_force = answers.under(dict.fromkeys(MARGIN_NAMES, named), "medium", windows)
+    for reserved in (Guarded(LimitEstimator(), named).adjust(estimate, windows).reservation,
+                     guarded_amounts(in_force, windows)):  # fmt: skip
+        assert reserved[:2].tolist() == [[2.0, 2.0]] * 2
+        assert reserved[2].tolist() == pytest.approx([min(max(0.8 * (1 + margin), 0.6), 2.0)] * 2)
 
 
 def test_nsigma_forgets_what_is_older_than_its_context(make_windows: MakeWindows) -> None:
@@ -155,8 +170,8 @@ def test_so_far_counts_all_windows_capped_to_their_limits(make_windows: MakeWind
     windows.limit[3] = 4.0
     largest = MaxSoFarEstimator(min_samples=2).update(_slot(windows), windows).reservation[:, 1]
     mean = MeanSoFarEstimator(min_samples=2).update(_slot(windows), windows).reservation[:, 1]
-    assert largest.tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0])
-    assert mean.tolist() == pytest.approx([1.0, 0.65, 0.6, 0.5])
+    assert largest.tolist() == pytest.approx([np.nan, 1.0, 1.0, 1.0], nan_ok=True)
+    assert mean.tolist() == pytest.approx([np.nan, 0.65, 0.6, 0.5], nan_ok=True)
     with pytest.raises(ConfigError, match="min_samples must be at least 1, got 0"):
         MaxSoFarEstimator(0)
 
@@ -174,7 +189,7 @@ def test_what_was_used_so_far_counts_neither_unknown_windows_nor_one_twice(make_
     windows.end_us[3] = windows.end_us[2]  # the same window again
     for estimator, expected in ((MeanSoFarEstimator(2), 0.35), (MaxSoFarEstimator(2), 0.5)):
         reservation = estimator.update(_slot(windows), windows).reservation[:, 0].tolist()
-        assert reservation == pytest.approx([1.0, 1.0, expected, expected])
+        assert reservation == pytest.approx([np.nan, np.nan, expected, expected], nan_ok=True)
 
 
 def test_seasonal_reserves_what_the_coming_hour_demanded_yesterday(make_windows: MakeWindows) -> None:
@@ -182,7 +197,7 @@ def test_seasonal_reserves_what_the_coming_hour_demanded_yesterday(make_windows:
     windows = _day_by_hours(make_windows, [*hours, 0.5, 0.5])
     reservation = SeasonalEstimator().update(_slot(windows), windows).reservation[:, 0]
     day = 24 * HOUR_WINDOWS
-    assert (reservation[: day - 1] == 1.0).all()  # less than a day of history
+    assert np.isnan(reservation[: day - 1]).all()  # less than a day of history
     # at 00:00 sharp the coming hour is yesterday's first; at 00:05 it touches the second one too
     assert reservation[day - 1] == pytest.approx(0.01)
     assert reservation[day : day + HOUR_WINDOWS].tolist() == pytest.approx([0.02] * HOUR_WINDOWS)
@@ -203,7 +218,7 @@ def test_seasonal_takes_the_hours_since_where_yesterdays_are_a_gap(make_windows:
     later.end_us[-1] += 3 * 86_400_000_000
     later.percentiles[-1], later.usage[-1] = np.nan, np.nan
     gap = SeasonalEstimator().update(_slot(later), later)
-    assert gap.reservation[-1, 0] == 1.0  # days later nothing is left to go by
+    assert np.isnan(gap.reservation[-1, 0])  # days later nothing is left to go by
     assert gap.rule[-1, 0] == UNKNOWN
     with pytest.raises(ConfigError, match="hours must be between 1 and 23, got 24"):
         SeasonalEstimator(24)

@@ -137,7 +137,7 @@ def test_vpa_takes_one_memory_peak_a_day_of_the_last_eight(make_windows: MakeWin
     upper = VpaEstimator("upper", margin=0.0, half_life_s=1e12, samples_per_day=1e-9)
     memory = upper.update(_slot(windows), windows).reservation[:, 1]
     days = np.arange(10.0)
-    assert memory[0] == 1.0  # no confidence yet: the limit
+    assert np.isnan(memory[0])  # no confidence yet
     assert memory[1:8].tolist() == pytest.approx((half * (1 + 1 / days[1:8])).tolist())
     assert memory[8:].tolist() == pytest.approx((fifth * (1 + 1 / days[8:])).tolist())
     lower = VpaEstimator("lower", margin=0.0, half_life_s=1e12, samples_per_day=1e-9)
@@ -176,7 +176,7 @@ def test_koordinator_keeps_the_limit_for_a_day_and_then_adds_a_tenth(make_window
     windows = make_windows([0.2] * 19 + [0.4], [0.3] * 20, scheduled_us=600_000_000)
     windows.end_us[-1] = windows.scheduled_us[0] + DAY_US
     cold = KoordinatorEstimator().update(_slot(windows), windows).reservation
-    assert (cold == 1.0).all()  # a day old and no older
+    assert np.isnan(cold).all()  # a day old and no older
     windows.end_us[-1] += 1
     warm = KoordinatorEstimator().update(_slot(windows), windows).reservation[-1]
     # half-lives of 12 h: 22.5 h on, the last of CPU outweighs a sample of before by 3.6, and is 16 % of all: above p95
@@ -206,7 +206,7 @@ def test_krr_takes_p95_of_cpu_and_the_largest_memory_plus_15_percent(make_window
     grid = Grid(0.001, 1.0)
     low, high = grid.end_of(grid.bucket_of(np.array([0.1, 0.5])))
     reservation = KrrEstimator(min_samples=20).update(_slot(windows), windows).reservation
-    assert (reservation[:19] == 1.0).all()
+    assert np.isnan(reservation[:19]).all()
     assert reservation[19:, 0].tolist() == [low, high]
     assert reservation[19:, 1].tolist() == pytest.approx([0.2 * 1.15, 0.4 * 1.15])
 
@@ -231,8 +231,9 @@ def test_krr_forgets_windows_of_a_second_as_others(length_s: int, make_windows: 
     cpu, memory = KrrEstimator(min_samples=100).update(_slot(windows), windows).reservation.T
     grid = Grid(0.001, 1.0)
     low, high = grid.end_of(grid.bucket_of(np.array([0.1, 0.9])))
-    assert cpu[[day - 1, -2, -1]].tolist() == [high, 1.0, low]  # two weeks later until there are enough: the limit
-    assert memory[[day - 1, -2, -1]].tolist() == pytest.approx([0.8 * 1.15, 1.0, 0.1 * 1.15])
+    # two weeks later nothing is known until there are enough
+    assert cpu[[day - 1, -2, -1]].tolist() == pytest.approx([high, np.nan, low], nan_ok=True)
+    assert memory[[day - 1, -2, -1]].tolist() == pytest.approx([0.8 * 1.15, np.nan, 0.1 * 1.15], nan_ok=True)
 
 
 def test_krr_reserves_a_quarter_more_than_the_limit_that_killed(make_windows: MakeWindows) -> None:
