@@ -211,6 +211,8 @@ def first_missing(exists: Callable[[int], bool]) -> int:
     """Return the first number that does not exist, of numbers that exist from 0 on without a gap."""
     low, high = 0, 1  # all below low exist
     while exists(high - 1):
+        if high > MOST_SHARDS:
+            raise TraceError(f"the server says that shard {high - 1:,} of a table is there, too; check --base-url")
         low, high = high, 2 * high
     while low < high - 1:  # high - 1 does not exist
         middle = (low + high - 1) // 2

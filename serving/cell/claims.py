@@ -73,8 +73,10 @@ class Claims:
 
     @property
     def lasting(self) -> bool:
-        """True if that has been so for a whole period."""
-        return self._since_s is not None and self._passed_s() - self._since_s >= PERIOD_S
+        """True if that has been so for a whole period without a break."""
+        with self._lock:
+            self._judge()
+            return self._since_s is not None and self._passed_s() - self._since_s >= PERIOD_S
 
     def take(self, slot: Ids) -> None:
         """Record the slots of tasks whose windows were taken."""
@@ -83,6 +85,8 @@ class Claims:
             self._taken = _marked(self._taken, slot)
             for marks in self._too_late:
                 marks[slot[slot < len(marks)]] = False
+            if self._since_s is not None:  # seldom, for it counts all tasks
+                self._judge()
 
     def miss(self, slot: Ids) -> None:
         """Record the slots of tasks whose windows came too late."""
@@ -108,10 +112,7 @@ class Claims:
                 before.pop(task, None)
                 if len(now) < MOST_CLAIMS or task in now:
                     now[task] = claim
-            if not self.majority:
-                self._since_s = None
-            elif self._since_s is None:
-                self._since_s = self._passed_s()
+            self._judge()
 
     def claims(self) -> tuple[Ids, Ids, Ids]:
         """Return key, end_us and had_us of the refused windows, as ``refuse`` was given them."""
@@ -125,6 +126,13 @@ class Claims:
         """Forget the refusals for their time: the clock has moved."""
         with self._lock:
             self._refused, self._since_s = [{}, {}], None
+
+    def _judge(self) -> None:
+        """Note since when more are refused than taken; not at all where they no longer are."""
+        if not self.majority:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = self._passed_s()
 
     def _turn(self) -> None:
         """Begin a new period where the current one is over."""

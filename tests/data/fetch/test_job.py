@@ -47,6 +47,11 @@ def test_the_number_of_shards_is_found_in_few_requests(n: int) -> None:
     assert len(asked) <= 2 + 2 * n.bit_length()
 
 
+def test_a_server_that_says_that_every_shard_is_there_is_not_asked_for_ever() -> None:
+    with pytest.raises(TraceError, match=r"says that shard .* of a table is there, too; check --base-url"):
+        first_missing(lambda _: True)
+
+
 def test_without_shards_all_are_fetched_and_their_number_is_requested_once(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files = shards(11) | shards(1, "machine_events")
     tables = ("instance_usage", "machine_events")

@@ -155,6 +155,19 @@ def test_a_client_that_is_wrong_for_hours_is_not_believed_while_the_cell_goes_on
         assert memory.clock.claims.refused_share == pytest.approx(40 / 140)
 
 
+def test_two_wrong_windows_in_two_silences_of_a_healthy_cell_are_no_lasting_majority(start: Start) -> None:
+    memory = start()
+    memory.send(range(100), 0)
+    memory.passed_s = 3 * PERIOD_S  # of those taken none counts any more
+    assert memory.send(range(500, 501), 500 * 24 * HOUR) == {IN_THE_FUTURE}
+    for at in range(1, 20):
+        memory.passed_s += 300.0
+        assert memory.send(range(100), at) == {TAKEN}
+    memory.passed_s += 3 * PERIOD_S
+    assert memory.send(range(501, 502), 400 * 24 * HOUR) == {IN_THE_FUTURE}
+    assert memory.clock.latest_us == 20 * W
+
+
 def test_with_this_machines_clock_a_refused_majority_is_named_and_not_believed(start: Start) -> None:
     memory = start(now_us=10 * W, clock="unix")
     memory.send(range(3), 9)
