@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.columns import values_of
+from reclaim.data.columns import array_of, values_of
 from reclaim.data.core.arrays import is_first
 from reclaim.data.core.jit import CACHED
 
@@ -30,14 +30,14 @@ def machine_events_in_order(events: pa.Table) -> pa.Table:
     One that is removed and comes back at one time is in service.
     """
     events = _in_order(events, (s.MACHINE_ID,), (s.MachineEventType.REMOVE,))
-    return events.take(pa.array(np.argsort(values_of(events[s.TIME_US]), kind="stable")))
+    return events.take(array_of(np.argsort(values_of(events[s.TIME_US]), kind="stable")))
 
 
 def _in_order(events: pa.Table, key: tuple[str, ...], ends: tuple[int, ...]) -> pa.Table:
     first = is_first(*(values_of(events[name]) for name in key))
     ending = np.isin(values_of(events[s.EVENT_TYPE], -1), ends)
     order = _order(first, values_of(events[s.TIME_US]), ending)
-    return events if order is None else events.take(pa.array(order))
+    return events if order is None else events.take(array_of(order))
 
 
 def _order(first: NDArray[np.bool_], time: NDArray[np.int64], ends: NDArray[np.bool_]) -> NDArray[np.int64] | None:
