@@ -184,15 +184,16 @@ def _inputs(
     config: ComparisonConfig,
     bundles: Mapping[str, Bundle],
 ) -> dict[str, Any]:
-    """Return all inputs that determine the results."""
-    return {
+    """Return all inputs that determine the results, as they are read back from a file."""
+    inputs = {
         "experiment": experiment.name,
         "version": experiment.version,
         "dataset_fingerprint": dataset.fingerprint,
         "features_fingerprint": features.fingerprint,
-        "config": json.loads(json.dumps(asdict(config))),
+        "config": asdict(config),
         "bundles": {name: _bundle_facts(bundle, dataset) for name, bundle in sorted(bundles.items())},
     }
+    return dict(json.loads(json.dumps(inputs)))
 
 
 def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:

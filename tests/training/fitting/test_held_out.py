@@ -93,7 +93,8 @@ def test_a_price_far_from_the_one_that_the_curves_expect_is_noted_unless_it_was_
     off = {**prices, "aggressive": Price("aggressive", (cpu, memory * times))}
     notes = own_price_notes(rows, config, calibration({}, off))
     assert len(notes) == noted
-    at = f"memory, aggressive: the price set on validation rows is {times:.2g} times"
+    said = f"{times:.0f} times" if times > 1 else f"1/{1 / times:.0f} of"
+    at = f"memory, aggressive: the price set on validation rows is {said} the one at which"
     assert all(note.startswith(at) for note in notes)
     given = {name: replace(price, given=(False, True)) for name, price in off.items()}
     assert own_price_notes(rows, config, calibration({}, given)) == []
