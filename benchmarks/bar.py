@@ -75,7 +75,7 @@ from reclaim.replay.open_loop.estimates import CandidateFold
 from reclaim.replay.open_loop.fold import fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows, window_seconds
 from reclaim.replay.open_loop.paired import RECLAIMED, USUAL, VIOLATION, Difference, Interval, Paired
-from reclaim.replay.runs.run import as_judged
+from reclaim.replay.runs.unseen import judged_on
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.base import Estimator, Forecast
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
@@ -157,7 +157,7 @@ def main() -> None:
         mix = Mix(network.forecaster, trees)
         models[MIX] = replace(network, forecaster=mix, held_out=network.held_out and Mix(network.held_out, trees))
         pairs += [(TREES, BEST), (MIX, BEST), (NETWORK, TREES), (MIX, NETWORK)]
-    models = {name: as_judged(name, model, source.features) for name, model in models.items()}
+    models = {name: judged_on(name, model, source.features) for name, model in models.items()}
     seconds: dict[str, float] = {}
     content = {
         "command": f"python -m benchmarks.bar {arguments.dataset.name}"

@@ -56,7 +56,7 @@ from reclaim.replay.experiments.margins.following import WITHIN, follow
 from reclaim.replay.open_loop.estimates import Estimates, estimate_all
 from reclaim.replay.open_loop.machines import FITTED
 from reclaim.replay.open_loop.rows import ratio
-from reclaim.replay.runs.run import as_judged
+from reclaim.replay.runs.unseen import judged_on
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import load_model
 from reclaim.training.margins.violation import needed, violates
@@ -324,7 +324,7 @@ def main() -> None:
         out = asked.work / change
         changed_dataset(cell, out, change, change_us, asked.seed)
         features = FeatureSet.open(out)
-        source = Source(features.dataset, features, {_MODEL: as_judged(_MODEL, bundle, features)})
+        source = Source(features.dataset, features, {_MODEL: judged_on(_MODEL, bundle, features)})
         estimates = estimate_all(source, config)
         results["changes"][change] = {
             "tasks": measure(estimates, config, change_us),

@@ -101,7 +101,7 @@ def run_experiment(
             f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
             f"`reclaim features {dataset} --set split.role=all`, and train again; or `test` if it never was trained on"
         )
-    bundles = {name: as_judged(name, bundle, features) for name, bundle in bundles.items()}
+    bundles = {name: judged_on(name, bundle, features) for name, bundle in bundles.items()}
     inputs = _inputs(experiment, opened, features, config, bundles)
     results = _already_there(out, inputs)
     seconds: dict[str, float] = {}
@@ -225,18 +225,6 @@ def _model_facts(bundle: Bundle) -> dict[str, str | None]:
         return {**kind, **dict.fromkeys(("name", "version", "run_id", "reference"))}
     known = {"name": origin.name, "version": origin.version, "run_id": origin.run_id or None}
     return {**kind, **known, "reference": origin.source}
-
-
-def as_judged(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
-    """Return a model as a replay of a dataset asks it (``unseen.judged_on``); ConfigError where it saw the tests."""
-    path = features.dataset.path
-    remedy = (
-        f"train on these features, `reclaim train {path}`, or replay on those that the model was trained on, "
-        f"built by `reclaim features {path}` with the settings of that time"
-    )
-    if bundle.origin is not None and bundle.origin.builtin:
-        remedy = "name another with --model, or none with --no-model"
-    return judged_on(name, bundle, features, remedy)
 
 
 def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:

@@ -15,11 +15,11 @@ from reclaim.data.schema import AFTER_TRACE_US
 from reclaim.features.seen import SEEN, holds
 from reclaim.training.settings import NO_PRIOR
 
-log = logging.getLogger(__name__)
-
 if TYPE_CHECKING:
     from reclaim.features.feature_set import FeatureSet
     from reclaim.training.bundle import Bundle
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Learned:
         return int(self.facts.get("tuned_until_us" if self.of_prior else "trained_until_us", 0))
 
 
-def judged_on(name: str, bundle: Bundle, features: FeatureSet, remedy: str) -> Bundle:
+def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
     """Return a model as a replay of a dataset asks it: of rows that it learned from, its held-out forecaster.
 
     A bundle without a record of what it learned from passes.
@@ -61,8 +61,6 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet, remedy: str) -> B
     features : FeatureSet
         Of the dataset. Their periods are the current ones; the model may have been trained on earlier ones of this
         dataset, or on another dataset that has the same windows.
-    remedy : str
-        Ends the message where the model itself learned from what is tested.
 
     Raises
     ------
@@ -73,8 +71,15 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet, remedy: str) -> B
     begins_us, tests_us = features.cuts_us
     unseen = features.manifest["config"]["split"]["test_unseen_share"]
     learned = _learned_from(name, bundle, features)
+    path = features.dataset.path
+    remedy = (
+        f"train on these features, `reclaim train {path}`, or replay on those that the model was trained on, "
+        f"built by `reclaim features {path}` with the settings of that time"
+    )
+    if bundle.origin is not None and bundle.origin.builtin:
+        remedy = "name another with --model, or none with --no-model"
     for one in learned:
-        facts, path = one.facts, features.dataset.path
+        facts = one.facts
         whose = f"the prior of {name}" if one.of_prior else name
         then = f"train it with another one, or with `--set prior={NO_PRIOR}`" if one.of_prior else remedy
         if one.in_test:

@@ -115,7 +115,8 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
     from reclaim.data.dataset import Dataset
     from reclaim.data.errors import ConfigError, ModelError
     from reclaim.features.feature_set import FeatureSet
-    from reclaim.replay.runs.run import as_judged, by_name
+    from reclaim.replay.runs.run import by_name
+    from reclaim.replay.runs.unseen import judged_on
     from reclaim.training.bundle import load_model
     from reclaim.training.tracking.references import BUILTIN, SERVED
 
@@ -127,7 +128,7 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
         try:
             bundle = load_model(reference)
             if reference == BUILTIN:
-                as_judged(reference, bundle, FeatureSet.open(dataset))
+                judged_on(reference, bundle, FeatureSet.open(dataset))
         except (ModelError, ConfigError) as error:
             print_status(f"{reference} takes no part: {error}")
         else:

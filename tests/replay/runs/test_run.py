@@ -40,7 +40,8 @@ from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.compare import choose, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
-from reclaim.replay.runs.run import _command, as_judged, by_name, run_experiment
+from reclaim.replay.runs.run import _command, by_name, run_experiment
+from reclaim.replay.runs.unseen import judged_on
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
@@ -473,7 +474,7 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     with pytest.raises(ConfigError, match="trees was trained or tuned on windows that are to be tested here"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
     with pytest.raises(ConfigError, match=r"name another with --model, or none with --no-model"):
-        as_judged("builtin/2", replace(bundle, origin=builtin_model()), features)
+        judged_on("builtin/2", replace(bundle, origin=builtin_model()), features)
     by_prior = replace(learned(), trained={"datasets": [], "prior": {"datasets": [facts]}})
     with pytest.raises(ConfigError, match=r"the prior of trees was trained or tuned on windows .* `--set prior=none`"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": by_prior}, tracking=False)

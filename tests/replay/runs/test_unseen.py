@@ -1,4 +1,4 @@
-"""What a model learned from: rows before the test are answered by its held-out forecaster, others are refused."""
+"""Rows that a model learned from: its held-out forecaster answers for those before the test, others are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def facts_of(features: FeatureSet, **other: Any) -> dict[str, Any]:
 
 
 def judged(bundle: Bundle, features: FeatureSet) -> Bundle:
-    return judged_on("trees", bundle, features, "train again")
+    return judged_on("trees", bundle, features)
 
 
 def test_rows_that_a_model_learned_from_are_left_to_its_held_out_forecaster_in_whatever_dataset_they_are(
