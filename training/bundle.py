@@ -80,8 +80,9 @@ class Bundle:
         The forecaster of the training rows alone, by which the prices were set, where ``forecaster`` learned from the
         validation rows, too.
     learned_until_us : int or None
-        Rows of windows that end by then, µs on the clock of a dataset that has some that ``forecaster`` learned from,
-        are answered by ``held_out``; not saved.
+        Time up to which a dataset has rows that the model learned from, µs on its clock; None for none; not saved. Rows
+        of windows that end by then are answered by ``held_out``, and set no margin of a location of machines that was
+        fitted to them.
     origin : ModelLocation or None
         Where it was loaded from, and as what it is registered; not saved.
     """

@@ -20,6 +20,7 @@ from reclaim.replay.open_loop.fold import ROWS_PER_CALL
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
+from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.following import AT_ONCE
@@ -202,16 +203,26 @@ def least_score(answers: Answers, kept: Kept, others: Mapping[str, Floats]) -> F
 
 
 def curves_of(
-    kind: str, estimator: MachineEstimator, seen: Sequence[tuple[MachineRows, Ids] | None], budgets: Budgets
-) -> Curves:
+    kind: str, estimator: MachineEstimator, seen: Sequence[tuple[MachineRows, Ids] | None], budgets: Budgets,
+    learned_until_us: int | None = None,
+) -> Curves:  # fmt: skip
     """Return a model's curves of a kind with the margins of validation peaks.
 
-    The model's own margins where there are too few peaks for the smallest budget.
+    The model's own margins where there are too few peaks for the smallest budget. Peaks up to ``learned_until_us``
+    (``Bundle``) set no margin of a location that was fitted to them: they lie too near it. Its own margins are of peaks
+    that it was not fitted to.
     """
     curves = estimator.curves if kind == FITTED else BOUND
+
+    def unseen(curve: MachineCurve, of: tuple[MachineRows, Ids]) -> MachineRows:
+        rows, start_us = of
+        learned = curve.weights is not None and learned_until_us is not None
+        return rows.take(start_us >= learned_until_us) if learned else rows
+
+    rows_of = (None if of is None else unseen(curve, of) for curve, of in zip(curves, seen, strict=True))
     return tuple(
-        curve if of is None or len(of[0]) * budgets.baseline < 1 else curve.with_margins(of[0].scores(curve))
-        for curve, of in zip(curves, seen, strict=True)
+        curve if rows is None or len(rows) * budgets.baseline < 1 else curve.with_margins(rows.scores(curve))
+        for curve, rows in zip(curves, rows_of, strict=True)
     )
 
 
@@ -258,7 +269,8 @@ class MachineContenders:
         for name, bundle in source.bundles.items():
             foreseer = Foreseer(bundle, source.features, history, horizon_s)
             own = foreseer.estimator
-            curves = curves_of(FITTED, own, before.seen(foreseer.terms(before.rows), own), config.budgets)
+            seen = before.seen(foreseer.terms(before.rows), own)
+            curves = curves_of(FITTED, own, seen, config.budgets, bundle.learned_until_us)
             machines[f"{name} ({FITTED})"] = foreseer, MachineEstimator(curves, horizon_s, own.mean_limit)
         return cls(config.budgets, summed, machines)
 

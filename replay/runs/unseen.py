@@ -155,10 +155,10 @@ def _learned_from(name: str, bundle: Bundle, features: FeatureSet) -> list[_Lear
 
 
 def _as_asked(bundle: Bundle, learned: list[_Learned]) -> Bundle:
-    """Return a model whose held-out forecaster answers for the rows that the other one learned from, too."""
+    """Return a model that knows the rows that it learned from; its held-out forecaster, if any, answers for them."""
     mine = [one.facts for one in learned if (one.same or one.in_validation) and not one.of_prior]
     until_us = max((int(facts.get("tuned_until_us", 0)) for facts in mine), default=None)
-    return bundle if bundle.held_out is None else replace(bundle, learned_until_us=until_us)
+    return replace(bundle, learned_until_us=until_us)
 
 
 def _till(until_us: int) -> str:

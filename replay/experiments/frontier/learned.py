@@ -103,7 +103,7 @@ def foresee_machines(
     seen = before.seen(terms[before.rows], own)
     found: dict[str, dict[str, ForeseenMachines]] = {kind: {} for kind in KINDS}
     for kind in KINDS:
-        curves = curves_of(kind, own, seen, budgets)
+        curves = curves_of(kind, own, seen, budgets, bundle.learned_until_us)
         for r, resource in enumerate(RESOURCES):
             if resource in machines:
                 at = machines[resource].at
