@@ -30,17 +30,16 @@ _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
 def record(experiment: Experiment, report: ReplayReport) -> str:
     """Record a replay that is not recorded yet; returns the id of the run of the whole experiment.
 
-    The store itself is searched for runs of the same inputs: an interrupted recording is completed, and another store
-    gets a recording of its own.
+    The store itself is searched for runs of the same inputs: an interrupted recording is completed, its last run
+    included, and another store gets a recording of its own.
     """
     results = report.results
     shared = _shared_tags(results)
-    known = {
-        run.name: run.run_id
-        for run in tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
-        if run.status == FINISHED
-    }
-    whole = known.get(_whole_name(experiment, results)) or _record_whole(experiment, report, shared)
+    before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
+    known = {run.name: run.run_id for run in before if run.status == FINISHED}
+    cut_off = {run.name: run.run_id for run in before if run.status != FINISHED}
+    name = _whole_name(experiment, results)
+    whole = known.get(name) or _record_whole(experiment, report, shared, cut_off.get(name))
     for place, one in enumerate(experiment.runs(results)):
         if one.name in known:
             continue
@@ -50,7 +49,7 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
         if one.tags.get("kind") in BY_MACHINE:
             model[TAG_TASKS] = rests_on(name)
         tags = {**shared, **model, **one.tags, **one.words, **apart, TAG_PARENT: whole, tracking.PARENT: whole}
-        with tracking.start_run(experiment.name, one.name, tags=tags) as run:
+        with tracking.start_run(experiment.name, one.name, tags=tags, run_id=cut_off.get(one.name)) as run:
             run.log_params({**results["inputs"]["config"], **one.params})
             run.log_datasets([_dataset_input(results)], context="evaluation")
             run.log_metrics(one.metrics)
@@ -89,9 +88,9 @@ def _dataset_input(results: Results) -> DatasetFacts:
     return DatasetFacts(dataset["name"], dataset["fingerprint"], dataset["folder"])
 
 
-def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[str, str]) -> str:
+def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[str, str], cut_off: str | None) -> str:
     results = report.results
-    with tracking.start_run(experiment.name, _whole_name(experiment, results), tags=tags) as run:
+    with tracking.start_run(experiment.name, _whole_name(experiment, results), tags=tags, run_id=cut_off) as run:
         run.log_datasets([_dataset_input(results)], context="evaluation")
         inputs = {k: v for k, v in report.results["inputs"].items() if k != "version"}
         run.log_params(inputs | {"bundles": {_allowed(name): of for name, of in inputs["bundles"].items()}})

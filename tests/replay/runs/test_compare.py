@@ -86,12 +86,13 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
         with pytest.raises(KeyboardInterrupt):
             record_margins(small(report))
     first = record_margins(small(report))
-    finished = [r for r in tracking.find_runs("margins") if r.status == "FINISHED"]
-    assert sorted(r.name for r in finished) == sorted(["margins raw", *NAMES])
-    assert {r.tags[TAG_PARENT] for r in finished if r.name in NAMES} == {first}
+    recorded = tracking.find_runs("margins")
+    assert {r.status for r in recorded} == {"FINISHED"}  # the one that was cut off is completed, and none is left over
+    assert sorted(r.name for r in recorded) == sorted(["margins raw", *NAMES])
+    assert {r.tags[TAG_PARENT] for r in recorded if r.name in NAMES} == {first}
 
     assert record_margins(small(report)) == first
-    assert len([r for r in tracking.find_runs("margins") if r.status == "FINISHED"]) == 6
+    assert len(tracking.find_runs("margins")) == 6
 
     second = record_margins(small(report, seed=2))
     assert second != first
@@ -135,11 +136,11 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     with pytest.raises(ModelError, match="no run 0123"):
         compare("0123")
 
-    whole = next(r for r in finished if r.run_id == first)
+    whole = next(r for r in recorded if r.run_id == first)
     assert whole.tags["dataset_fingerprint"] == report.results["dataset"]["fingerprint"]
     assert whole.params["config.horizon_s"] == "3600"
     assert tracking.load_dict(first, "results.json")["dataset"] == report.results["dataset"]
-    one = next(r for r in finished if r.name == "borg/medium")
+    one = next(r for r in recorded if r.name == "borg/medium")
     assert float(one.params["margin_share.cpu"]) == report.results["estimators"][0]["margins"]["medium"]["cpu"]
     assert store.exists()
 
