@@ -354,20 +354,6 @@ def _keys(tasks: pa.Table) -> pd.MultiIndex:
     return pd.MultiIndex.from_arrays([tasks[name].to_numpy() for name in s.TASK_KEY])
 
 
-def windows_from_table(table: pa.Table, owners: Owners | None = None) -> w.Windows:
-    """Return usage rows as arrays, in the table's order; nulls become NaN or -1.
-
-    Raises
-    ------
-    SchemaError
-        A percentile vector is shorter or longer than its levels.
-    """
-    out = w.unwritten_windows(len(table))
-    _fill_tasks(out, table)
-    _fill_measured(out, table, owners)
-    return out
-
-
 def _fill_tasks(out: w.Windows, table: pa.Table) -> None:
     """Write whose windows a table's rows are into ``out``, which has as many rows."""
     for name in _INTEGERS:

@@ -31,6 +31,7 @@ from reclaim.replay.runs.run import by_name, run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.serving.predictions.job import predict
 from reclaim.training.bundle import load_model
+from tests.folders import contents
 from tests.pickled import Pickled
 
 _records = logging.getLogRecordFactory()
@@ -47,10 +48,6 @@ PATIENCE = {
     "health_check_timeout_ms": 120_000,  # of ten seconds: a node of a busy machine is not taken for dead
 }
 """Times that the parts of a cluster wait for one another, so that a busy machine ends no process of it."""
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 class Nodes:

@@ -46,8 +46,6 @@ OTHER_UNIT: Final = 30.0
 geometric mean of 1 and 1,000."""
 FORMAT: Final = 6
 """Of the files; a model of another one is refused, and its finished run does not count as a new one."""
-_WITHOUT_PRIOR: Final = 5
-"""The format of before, which is read: a release of then would answer without the prior that a model has now."""
 
 
 @dataclass(frozen=True)
@@ -230,9 +228,9 @@ def load_bundle(folder: Path) -> Bundle:
 
 def _load(folder: Path) -> Bundle:
     facts = json.loads((folder / BUNDLE_FILE).read_text(encoding="utf-8"))
-    if facts.get("format") not in (_WITHOUT_PRIOR, FORMAT) or facts.get("kind") not in LEARNED:
+    if facts.get("format") != FORMAT or facts.get("kind") not in LEARNED:
         raise OtherReleaseError(
-            f"{folder / BUNDLE_FILE}: expected format {_WITHOUT_PRIOR} or {FORMAT} and a kind of {', '.join(LEARNED)}, "
+            f"{folder / BUNDLE_FILE}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
             f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
     if facts["pipeline_version"] != (present := pipeline_of(facts["kind"])):

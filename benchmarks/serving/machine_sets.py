@@ -33,8 +33,7 @@ _TIMES = 200
 def time_sets(model: str) -> dict[str, Any]:
     """Return nanoseconds that a set of tasks takes, CPU and memory together: the least of many calls, and their median.
 
-    ``peak`` is what is reserved for sets whose sums are at hand. ``with_candidate`` adds a task to each before that;
-    ``exceedance`` is the probability that a set passes an amount.
+    ``peak`` is what is reserved for sets whose sums are at hand. ``with_candidate`` adds a task to each before that.
     """
     bundle = load_model(model).bundle
     ours = bundle.machine_estimator()
@@ -51,11 +50,9 @@ def _time(estimator: MachineEstimator) -> dict[str, dict[str, float]]:
     sums = sum(_terms(SETS, estimator.mean_limit, random) for _ in range(_PER_SET))
     assert isinstance(sums, np.ndarray)
     candidate = _terms(1, estimator.mean_limit, random)
-    amount = 0.6 * sums[..., T_LIMIT]
     return {
         "peak": _least(lambda: estimator.peak(sums, _BUDGET)),
         "with_candidate": _least(lambda: estimator.peak(sums + candidate, _BUDGET)),
-        "exceedance": _least(lambda: estimator.exceedance(sums, amount)),
     }
 
 

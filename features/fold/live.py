@@ -65,24 +65,21 @@ class TolerantState:
         ``PENDING`` windows came before it that end later; 0 takes none and spends no memory on it.
     threads : int
         Threads for large calls; the numbers do not depend on it.
-    room : int
-        Tasks for whom memory is set aside at once, which costs nothing until they come; more than that are copied.
     """
 
-    def __init__(self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0) -> None:
+    def __init__(self, cell: Cell, lateness_s: float, threads: int = 1) -> None:
         self._cell = cell
         self._lateness_us = int(lateness_s * 1_000_000)
         self._threads = threads
-        self._begin(room)
+        self._begin()
 
-    def _begin(self, room: int) -> None:
-        late = room if self._lateness_us else 0
+    def _begin(self) -> None:
         self._tasks = 0  # slots ever seen
         self._day = 0
-        self._settled = blank_records((room,), KEPT)  # without the windows that are held
+        self._settled = blank_records((0,), KEPT)  # without the windows that are held
         self._histograms = Histograms()
-        self._held = np.zeros(late * PENDING, np.bool_)
-        self._pending = blank_records((late * PENDING,), _PENDING)
+        self._held = np.zeros(0, np.bool_)
+        self._pending = blank_records((0,), _PENDING)
         self._collections = CollectionOoms()
 
     def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
@@ -227,7 +224,7 @@ class TolerantState:
             raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
         like = TolerantState(self._cell, 0.0).memory()  # what each array must look like
         ours = {name: adopt(name, array, memory) for name, array in like.items() if name != MADE_BY}
-        self._begin(0)
+        self._begin()
         self._settled, self._day = ours["task"], int(ours["day"])
         self._histograms.recall(ours["histograms"], ours["histograms_free"])
         held, pending = ours["held"], ours["pending"]

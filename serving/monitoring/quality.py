@@ -136,10 +136,6 @@ class LiveQuality:
     grace_s : float
         How long after its horizon an answer stays pending, in seconds, so that the last window that began within it can
         arrive. By default as in the replay, for windows of one slot that are never late.
-    spread : bool
-        Whether the first answers of a cell are spread over a horizon.
-    most_wanted : int
-        Answers that one call of ``wanted`` asks for, at most.
     """
 
     def __init__(
@@ -149,13 +145,9 @@ class LiveQuality:
         margins: Sequence[str] = MARGIN_NAMES,
         *,
         grace_s: float = SLOT_S,
-        spread: bool = True,
-        most_wanted: int = MOST_WANTED,
     ) -> None:
         self.horizon_us = horizon_s * 1_000_000
         self.grace_us = int(grace_s * 1e6)
-        self._spread = spread
-        self._most_wanted = most_wanted
         self._numbers = _no_numbers(tuple(levels), tuple(margins))
         self._lock = Lock()  # readers see a call counted whole or not at all
         self._next_slot = 0  # the slot that is first in the next call
@@ -188,21 +180,20 @@ class LiveQuality:
         _observe(self._tasks, np.ascontiguousarray(slot), start_us, end_us, now, near, self.horizon_us)
 
     def wanted(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tasks that have no pending answer: rising positions in ``slot``, ``most_wanted`` at most, in turn.
+        """Return the tasks that have no pending answer: rising positions in ``slot``, ``MOST_WANTED`` at most, in turn.
 
         Answers under every margin are needed for them alone. Call it after ``observe``: the first answers of a cell are
         spread over a horizon, or all would be of the same hours.
         """
         self._make_room(slot)
         from_us, last_end_us = (self._tasks[name][slot] for name in ("from_us", "last_end_us"))
-        if self._spread:
-            fresh = from_us == 0
-            wait = (slot[fresh] * _SPREAD % 2**16 * self.horizon_us) // 2**16
-            self._tasks["from_us"][slot[fresh]] = from_us[fresh] = last_end_us[fresh] + wait
+        fresh = from_us == 0
+        wait = (slot[fresh] * _SPREAD % 2**16 * self.horizon_us) // 2**16
+        self._tasks["from_us"][slot[fresh]] = from_us[fresh] = last_end_us[fresh] + wait
         rows = np.flatnonzero((self._tasks["answer_us"][slot] == 0) & (last_end_us >= from_us))
-        if len(rows) > self._most_wanted:
+        if len(rows) > MOST_WANTED:
             after = slot[rows] >= self._next_slot
-            rows = np.concatenate([rows[after], rows[~after]])[: self._most_wanted]
+            rows = np.concatenate([rows[after], rows[~after]])[:MOST_WANTED]
             self._next_slot = int(slot[rows[-1]]) + 1
         return np.sort(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.dataset import Dataset, Owners, bucket_name, windows_from_table
+from reclaim.data.dataset import Dataset, Owners, bucket_name
 from reclaim.data.errors import SchemaError
 from reclaim.data.windows import (
     CHANNELS,
@@ -27,6 +28,7 @@ from reclaim.data.windows import (
     P99,
     P100,
     Cell,
+    Windows,
     concatenate,
     demand,
     empty_windows,
@@ -112,6 +114,7 @@ def test_the_levels_of_both_vectors_stand_in_one_rising_row() -> None:
     assert [LEVELS[p] for p in (P0, P10, P50, P90, P99, P100)] == [0, 10, 50, 90, 99, 100]
 
 
+Read = Callable[[pa.Table], Windows]
 DECILES, TAIL = [float(level) for level in s.PERCENTILES], [float(level) for level in s.TAIL_PERCENTILES]
 
 
@@ -122,50 +125,58 @@ def usage_table(deciles: list[list[float] | None], tail: list[list[float] | None
                                  for row in rows], s.USAGE)  # fmt: skip
 
 
-def test_a_maximum_of_0_beside_a_mean_above_it_is_unknown_in_any_dataset() -> None:
+@pytest.fixture
+def windows_of(tmp_path: Path) -> Read:
+    """Return what reads usage rows as a dataset does."""
+    (tmp_path / "usage").mkdir()
+
+    def windows_of(table: pa.Table) -> Windows:
+        pq.write_table(table, tmp_path / "usage" / bucket_name(0), row_group_size=2)
+        return Dataset(tmp_path, {}).windows(0, owned=False)
+
+    return windows_of
+
+
+def test_a_maximum_of_0_beside_a_mean_above_it_is_unknown_in_any_dataset(windows_of: Read) -> None:
     table = usage_table([None] * 3, [None] * 3)
     for name, values in {s.MEMORY_MEAN: [0.5, 0.0, 0.5], s.MEMORY_MAX: [0.0, 0.0, 0.7], s.CPU_MEAN: [0.5] * 3,
                          s.CPU_MAX: [0.0, 0.6, None]}.items():  # fmt: skip
         table = table.set_column(s.USAGE.names.index(name), s.USAGE.field(name), pa.array(values, pa.float64()))
-    windows = windows_from_table(table)
+    windows = windows_of(table)
     assert demand(windows)[:, 1].tolist() == [0.5, 0.0, 0.7]
     assert peak_cpu(windows).tolist() == [0.5, 0.6, 0.5]
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_each_percentile_arrives_at_its_level_and_a_missing_vector_leaves_its_levels_unknown(pieces: int) -> None:
+def test_each_percentile_arrives_at_its_level_and_a_missing_vector_leaves_its_levels_unknown(
+    windows_of: Read, pieces: int
+) -> None:
     table = usage_table([DECILES, None, DECILES, None], [TAIL, TAIL, None, None])
     table = pa.concat_tables([table] * pieces)
-    windows = windows_from_table(table)
+    windows = windows_of(table)
     nan = np.nan
     no_tail = [level if level % 10 == 0 else nan for level in LEVELS]
     no_deciles = [level if level in s.TAIL_PERCENTILES else nan for level in LEVELS]
     expected = np.array([LEVELS, no_deciles, no_tail, [nan] * 20] * pieces, np.float32)
     assert windows.percentiles.dtype == np.float32
     assert np.array_equal(windows.percentiles, expected, equal_nan=True)
-    whole = windows_from_table(table.slice(2, 1))  # a slice, whose vectors start in the middle
-    assert np.array_equal(whole.percentiles, expected[[2]], equal_nan=True)
 
 
-def test_a_vector_that_is_not_as_long_as_its_levels_is_refused() -> None:
+def test_a_vector_that_is_not_as_long_as_its_levels_is_refused(windows_of: Read) -> None:
     for wrong in (DECILES[:-1], [*DECILES, 1.0]):
         with pytest.raises(SchemaError, match=r"cpu_percentiles: expected null or 11 values.*run `reclaim ingest`"):
-            windows_from_table(usage_table([DECILES, wrong], [None, None]))
+            windows_of(usage_table([DECILES, wrong], [None, None]))
     with pytest.raises(SchemaError, match="cpu_tail_percentiles: expected null or 9"):  # ten and eight make two nines
-        windows_from_table(usage_table([None, None], [[*TAIL, 1.0], TAIL[1:]]))
+        windows_of(usage_table([None, None], [[*TAIL, 1.0], TAIL[1:]]))
 
 
-def test_a_row_has_the_owner_of_its_collection_and_minus_one_where_nobody_is_known() -> None:
-    table = usage_table([None] * 5, [None] * 5)  # collections 7 7 8 8 9
-    assert windows_from_table(table).user.tolist() == [-1] * 5
+def test_a_row_has_the_owner_of_its_collection_and_minus_one_where_none_is_known() -> None:
     owners = Owners(*np.array([[6, 8, 9], [60, 80, 90], [600, -1, 900]]))
-    windows = windows_from_table(table, owners)
-    assert windows.user.tolist() == [-1, -1, 80, 80, 90]
-    assert windows.name.tolist() == [-1, -1, -1, -1, 900]
+    assert [a.tolist() for a in owners.of(np.array([7, 7, 8, 8, 9]))] == [[-1, -1, 80, 80, 90], [-1, -1, -1, -1, 900]]
     assert [a.tolist() for a in owners.of(np.array([99, 9, 6]))] == [[-1, 90, 60], [-1, 900, 600]]
     assert [len(a) for a in owners.of(np.zeros(0, np.int64))] == [0, 0]
-    nobody = Owners(*np.zeros((3, 0), np.int64))
-    assert nobody.of(np.array([7]))[0].tolist() == [-1]
+    none = Owners(*np.zeros((3, 0), np.int64))
+    assert none.of(np.array([7]))[0].tolist() == [-1]
 
 
 def test_a_bucket_is_read_group_by_group_with_the_owners_of_the_tasks_and_the_largest_machine(tmp_path: Path) -> None:
@@ -179,8 +190,9 @@ def test_a_bucket_is_read_group_by_group_with_the_owners_of_the_tasks_and_the_la
     machines = pa.table({s.CPU_CAPACITY: [0.5, None, 0.7], s.MEMORY_CAPACITY: pa.nulls(3, pa.float64())})
     pq.write_table(machines, tmp_path / "machines.parquet")
     dataset = Dataset(tmp_path, {})
-    windows, whole = dataset.windows(0), windows_from_table(table)
-    assert np.array_equal(windows.percentiles, whole.percentiles, equal_nan=True)
+    windows = dataset.windows(0)
+    known = np.array([[True, False], [False, True], [True, False], [True, True], [False, False]])
+    assert np.array_equal(~np.isnan(windows.percentiles[:, [P50, LEVELS.index(91)]]), known)
     assert windows.collection_id.tolist() == [7, 7, 8, 8, 9]
     u, v, name = identities(["u", "v", "l"]).tolist()
     assert windows.user.tolist() == [u, u, v, v, -1]

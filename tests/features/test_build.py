@@ -32,12 +32,9 @@ from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_s
 from reclaim.features.groups import AGES, TIER_LABELS
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.sample import SAMPLING, RowCounts, SampleConfig
+from tests.folders import contents
 
 Maker = Callable[..., dict[str, Any]]
-
-
-def contents(features: FeatureSet) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in features.path.iterdir()}
 
 
 def windows_of(dataset: Dataset) -> Windows:
@@ -53,7 +50,7 @@ def test_one_worker_and_two_and_one_for_each_core_write_the_same_bytes(synthetic
     for workers in (1, 2, 0):
         features, there = build_features(synthetic_cell, engine=Engine(workers=workers))
         assert not there
-        written.append(contents(features))
+        written.append(contents(features.path))
         shutil.rmtree(features.path)
     assert written[0] == written[1] == written[2]
     assert len(written[0]) == len(array_shapes(0)) + 2  # the manifest and the journal: nothing is left behind
@@ -130,7 +127,7 @@ def test_a_worker_that_dies_leaves_the_old_set_and_nothing_beside_it(
     synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _ = build_features(synthetic_cell)
-    before, calls = contents(features), []
+    before, calls = contents(features.path), []
 
     def dying(*arguments: Any) -> None:
         calls.append(arguments)
@@ -140,7 +137,7 @@ def test_a_worker_that_dies_leaves_the_old_set_and_nothing_beside_it(
     monkeypatch.setattr(bucket, "targets", dying)
     with pytest.raises(KeyboardInterrupt):
         build_features(synthetic_cell, FeatureConfig(monday_s=300), engine=Engine(workers=2))
-    assert contents(FeatureSet.open(synthetic_cell.path)) == before
+    assert contents(FeatureSet.open(synthetic_cell.path).path) == before
     assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
 
 
@@ -149,7 +146,7 @@ def test_killed_while_it_is_put_in_place_a_second_run_ends_the_same_and_leaves_n
     step: str, synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = FeatureConfig(monday_s=300)
-    expected = contents(build_features(synthetic_cell, config)[0])
+    expected = contents(build_features(synthetic_cell, config)[0].path)
     build_features(synthetic_cell)
     dead = False
 
@@ -171,14 +168,14 @@ def test_killed_while_it_is_put_in_place_a_second_run_ends_the_same_and_leaves_n
     assert [p.name for p in synthetic_cell.path.iterdir() if "partial" in p.name]
     features, there = build_features(synthetic_cell, config)
     assert there == step.startswith("rmtree")
-    assert contents(features) == expected
+    assert contents(features.path) == expected
     assert [p.name for p in synthetic_cell.path.iterdir() if "partial" in p.name] == []
 
 
 def test_a_second_run_at_the_same_time_is_refused_and_the_first_is_not_harmed(
     synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = contents(build_features(synthetic_cell)[0])
+    expected = contents(build_features(synthetic_cell)[0].path)
     shutil.rmtree(synthetic_cell.path / FOLDER)
 
     def meanwhile(*arguments: Any) -> None:
@@ -189,12 +186,12 @@ def test_a_second_run_at_the_same_time_is_refused_and_the_first_is_not_harmed(
     monkeypatch.setattr(build, "write_journal", meanwhile)
     features, there = build_features(synthetic_cell)
     assert not there
-    assert contents(features) == expected
+    assert contents(features.path) == expected
 
 
 @pytest.mark.parametrize("written", [0, 1_000, 1_000_000])
 def test_on_a_full_disk_the_old_set_stays_and_nothing_beside_it(written: int, synthetic_cell: Dataset) -> None:
-    before = contents(build_features(synthetic_cell)[0])
+    before = contents(build_features(synthetic_cell)[0].path)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (written, limits[1]))
@@ -204,7 +201,7 @@ def test_on_a_full_disk_the_old_set_stays_and_nothing_beside_it(written: int, sy
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert contents(FeatureSet.open(synthetic_cell.path)) == before
+    assert contents(FeatureSet.open(synthetic_cell.path).path) == before
     assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
 
 
@@ -224,7 +221,7 @@ def test_without_room_the_command_says_so_in_one_line_that_promises_nothing(synt
 @pytest.mark.parametrize("damage", ["gone", "cut", "no manifest", "no JSON"])
 def test_a_damaged_set_is_built_anew(damage: str, synthetic_cell: Dataset) -> None:
     features, _ = build_features(synthetic_cell)
-    expected = contents(features)
+    expected = contents(features.path)
     match damage:
         case "gone":
             array_path(features.path, "first").unlink()
@@ -236,7 +233,7 @@ def test_a_damaged_set_is_built_anew(damage: str, synthetic_cell: Dataset) -> No
             (features.path / MANIFEST).write_text("{")
     features, there = build_features(synthetic_cell)
     assert not there
-    assert contents(features) == expected
+    assert contents(features.path) == expected
     assert build_features(synthetic_cell)[1]
 
 

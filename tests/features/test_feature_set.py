@@ -23,8 +23,8 @@ from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.targets import HORIZONS_S
-from tests.series import dataset_of
-from tests.training.fitting.test_train import write_cell
+from tests.folders import contents
+from tests.series import dataset_of, write_cell
 
 Maker = Callable[..., dict[str, Any]]
 S = 1_000_000
@@ -153,16 +153,16 @@ def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference, _ = build_features(dataset)
-    whole = {p.name: p.read_bytes() for p in reference.path.iterdir()}
+    whole = contents(reference.path)
     config = FeatureConfig(SplitConfig(train_share=0.4))
     with monkeypatch.context() as patch:
         patch.setattr(build, "write_journal", _killed)  # all buckets are done
         with pytest.raises(KeyboardInterrupt):
             build_features(dataset, config)
-    assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
+    assert contents(reference.path) == whole
     build_features(dataset, config)
     build_features(dataset)
-    assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
+    assert contents(reference.path) == whole
 
 
 @pytest.mark.parametrize(("windows", "said"), [(1_600, []), (150, ["86400s"]), (50, ["3600s", "86400s"])])

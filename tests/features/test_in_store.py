@@ -21,13 +21,10 @@ from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet, array_path
 from reclaim.features.sample import SampleConfig
+from tests.folders import contents
 from tests.object_store import Bucket, Killed, breaking_off, dies_after
 
 CONFIG = FeatureConfig(sample=SampleConfig(train=1_000, valid=500, test=300))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -17,25 +17,13 @@ from reclaim.data.windows import Windows, empty_windows
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
+from tests import series
 from tests.series import dataset_of
 
 WINDOW_US = 300_000_000
 START_US = 600_000_000
 
-MAPPING = """
-task = "task"
-collection = "service"
-time = "time_s"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "cpu"
-cpu_limit = 1.0
-memory_mean = "memory"
-memory_max = "memory"
-memory_limit = 2.0
-machine_id = "machine"
-"""
+MAPPING = 'collection = "service"' + series.MAPPING
 
 
 @pytest.fixture
@@ -77,9 +65,7 @@ def write_series(folder: Path, *, tasks: int, windows: int, seed: int) -> None:
         burst = np.where(rng.random((windows, 2)) < 0.002, 2.0, 1.0)
         usage = np.minimum(level * wave[:, None] * noise * burst, 0.99) * [1.0, 2.0]
         lines += [f"{task},s{task // 3},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
-    folder.mkdir()
-    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
-    (folder / "mapping.toml").write_text(MAPPING)
+    series.write_raw(folder, lines, MAPPING)
 
 
 @pytest.fixture(scope="session")

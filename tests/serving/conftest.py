@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.dataset import Owners, windows_from_table
+from reclaim.data.dataset import Dataset, Owners, bucket_name
 from reclaim.data.windows import Cell, Windows, identities
 from reclaim.training.bundle import Bundle, save_bundle
 from tests.serving.free_ports import reserved_port
@@ -156,9 +157,10 @@ OWNERS = (("a", "web"), ("a", "web"), ("a", "web"), ("a", "batch"), ("b", "web")
 """User and logical name of each task; the first two are of one collection."""
 
 
-def make_history(n_windows: int, seed: int) -> History:
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     """Return histories with gaps, missing measurements, restarts and limit changes; every number drawn."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(3)
     tasks, rows = [], []
     collections = np.sort(random.integers(2**60, 2**62, len(OWNERS)))
     collections[1] = collections[0]
@@ -170,7 +172,7 @@ def make_history(n_windows: int, seed: int) -> History:
         task["scheduling_class"] = int(random.integers(4))
         limit = {"cpu": float(random.uniform(0.01, 4)), "memory": float(random.uniform(1e8, 8e9))}
         scheduled_us = end_us = int(random.integers(1, 2 * 10**10))  # most run side by side for a while
-        for _ in range(n_windows):
+        for _ in range(40):
             start_us = end_us + (int(random.integers(1, 9 * 10**9)) if random.random() < 0.05 else 0)
             restarts = random.random() < 0.05
             scheduled_us = start_us if restarts else scheduled_us
@@ -192,7 +194,12 @@ def make_history(n_windows: int, seed: int) -> History:
     owners = Owners(collections[first], identities(users)[first], identities(names)[first])
     facts = {"largest_machine": {"cpu": 8.0, "memory": 16e9}, "monday_us": 345_600_000_000}
     cell = Cell((8.0, 16e9), 345_600_000_000)
-    return History(tasks, table, windows_from_table(table, owners), facts, cell)
+    folder = tmp_path_factory.mktemp("history")
+    (folder / "usage").mkdir()
+    pq.write_table(table, folder / "usage" / bucket_name(0))
+    windows = Dataset(folder, {}).windows(0, owned=False)
+    windows.user[:], windows.name[:] = owners.of(windows.collection_id)
+    return History(tasks, table, windows, facts, cell)
 
 
 def _measurements(random: np.random.Generator, limit: dict[str, float]) -> dict[str, Any]:
@@ -217,8 +224,3 @@ def _row(key: dict[str, int], tier: int, task: dict[str, Any], window: dict[str,
         s.SCHEDULING_CLASS: task["scheduling_class"],
         s.ALLOC_COLLECTION_ID: 1 if task["in_alloc"] else None,
     }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def history() -> History:
-    return make_history(n_windows=40, seed=3)

@@ -15,8 +15,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig
 from reclaim.training.settings import CONFIGS, TrainConfig, config_file, shipped_configs
 from reclaim.training.tracking.runs import find_run
-from tests.series import dataset_of
-from tests.training.fitting.test_train import write_cell
+from tests.series import dataset_of, write_cell
 
 
 @pytest.mark.parametrize("name", shipped_configs())

@@ -108,14 +108,6 @@ class MachineCurve:
         _scores(sums, np.ascontiguousarray(amount, np.float64), self.compiled(mean_limit)[0], out)
         return out
 
-    def exceedance(self, sums: Floats, amount: Floats, mean_limit: float) -> Floats:
-        """Return the probability that the peak of each set passes an amount, shape (n,).
-
-        It is known between the largest and the least of ``EXCEEDED``, which it does not pass; 0 from the limits on.
-        """
-        log = np.interp(self.score(sums, amount, mean_limit), self.margins, -np.log(EXCEEDED))
-        return np.where(amount >= sums[:, T_LIMIT] + sums[:, T_HELD], 0.0, np.exp(-log))
-
     def with_margins(self, scores: Floats) -> Self:
         """Return the same curve with the margins of scores of peaks seen, shape (n,), n at least 1.
 

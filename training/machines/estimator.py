@@ -79,8 +79,3 @@ class MachineEstimator:
         """Return what is reserved at margins of the resources; shape (n, n_resources)."""
         each = zip(self.curves, margins, self.mean_limit, strict=True)
         return np.stack([c.peak(sums[:, r], margin, mean) for r, (c, margin, mean) in enumerate(each)], axis=1)
-
-    def exceedance(self, sums: Floats, amount: Floats) -> Floats:
-        """Return the probability that peaks pass amounts; shape (n, n_resources, N_TERMS) and (n, n_resources)."""
-        each = zip(self.curves, self.mean_limit, strict=True)
-        return np.stack([c.exceedance(sums[:, r], amount[:, r], m) for r, (c, m) in enumerate(each)], axis=1)

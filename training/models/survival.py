@@ -117,15 +117,16 @@ def forecast_of(
         _thresholds(used_now(x[rows]), TABLE, thresholds[rows])
         if curves is not None:
             curves(rows, thresholds[rows])
-        _quantiles(survival[rows], thresholds[rows], *_above(levels), quantiles[rows])
+        quantiles_of(survival[rows], thresholds[rows], levels, quantiles[rows])
 
     in_parts(read, n, threads)
     return Forecast(survival, thresholds, quantiles, oom_probability, horizons_s)
 
 
 def quantiles_of(
-    survival: NDArray[np.float32], thresholds: NDArray[np.float32], levels: tuple[float, ...]
-) -> NDArray[np.float32]:
+    survival: NDArray[np.float32], thresholds: NDArray[np.float32], levels: tuple[float, ...],
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:  # fmt: skip
     """Return quantiles over the limit, straight between two thresholds; a demand above the limit counts as the limit.
 
     Parameters
@@ -134,20 +135,17 @@ def quantiles_of(
     thresholds : float32, shape (n, n_targets, N_THRESHOLDS)
     levels : tuple of float
         Rising.
+    out : float32, shape (n, n_targets, n_horizons, n_levels), or None
+        Where they are written.
 
     Returns
     -------
     float32, shape (n, n_targets, n_horizons, n_levels), rising; NaN where the curve is.
     """
-    out = np.empty((*survival.shape[:3], len(levels)), np.float32)
-    _quantiles(survival, thresholds, *_above(levels), out)
-    return out
-
-
-def _above(levels: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Return the probabilities above the levels, and what ``number_above`` takes for each."""
+    out = np.empty((*survival.shape[:3], len(levels)), np.float32) if out is None else out
     above = 1.0 - np.array(levels)
-    return above, bounds_of(above)
+    _quantiles(survival, thresholds, above, bounds_of(above), out)
+    return out
 
 
 @numba.njit(**LENT)

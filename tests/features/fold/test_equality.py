@@ -22,7 +22,7 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold import batch as state_fold
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import AT, FEATURE_NAMES, FIRST_COLLECTION, N_FEATURES, SLOT_S
+from reclaim.features.registry import AT, FEATURE_NAMES, N_FEATURES, SLOT_S
 
 Rows = NDArray[np.int64]
 CELL: Final = Cell((4.0, 8.0), 12_345_000_000)
@@ -158,7 +158,7 @@ def test_windows_of_a_slot_that_is_over_leave_a_whole_state_and_the_lonely_untou
     x, _ = live(windows, np.array_split(order, max(len(order) // 9, 1)), CELL)
     assert not np.isinf(x).any()
     assert_same_bits(
-        x[:, :FIRST_COLLECTION], expected[:, :FIRST_COLLECTION]
+        x[:, : AT.collection_ooms], expected[:, : AT.collection_ooms]
     )  # a task's own features ask for its own order alone
     assert_same_bits(x[alone], expected[alone])
 

@@ -21,7 +21,7 @@ from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
 from reclaim.features.fold.live_record import KEPT, ROW
 from reclaim.features.fold.task_record import STATE
-from reclaim.features.registry import FEATURE_NAMES, FIRST_COLLECTION, SLOT_S
+from reclaim.features.registry import AT, FEATURE_NAMES, SLOT_S
 
 History = Callable[..., Windows]
 Rows = NDArray[np.int64]
@@ -180,7 +180,7 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
                 continue
             x_in_order = FeatureState(CELL).advance(task[everything], windows.take(everything))
             last = np.searchsorted(task[everything], slots, side="right") - 1
-            assert same_bits(x[:, :FIRST_COLLECTION].copy(), x_in_order[last, :FIRST_COLLECTION].copy())
+            assert same_bits(x[:, : AT.collection_ooms].copy(), x_in_order[last, : AT.collection_ooms].copy())
             assert not np.isinf(x).any()
             assert end_us.tolist() == windows.end_us[everything[last]].tolist()
             for k, r in enumerate(row):
@@ -295,7 +295,7 @@ def test_from_what_was_saved_at_any_moment_it_goes_on_to_the_bit(
         return answers
 
     cut = int(stop * len(calls))
-    one, two = (TolerantState(CELL, bound_s, room=room) for room in (0, 5))
+    one, two = (TolerantState(CELL, bound_s) for _ in range(2))
     go_on(one, slice(0, cut))
     two.recall(saved(one))
     assert same_memory(saved(one), saved(two))

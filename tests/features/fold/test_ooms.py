@@ -15,7 +15,7 @@ from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Cell, Windows, concate
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold import collection_ooms
 from reclaim.features.fold.live import TolerantState
-from reclaim.features.registry import AT, FIRST_COLLECTION, N_FEATURES, SLOT_S
+from reclaim.features.registry import AT, N_FEATURES, SLOT_S
 
 S = 1_000_000
 DAY_S = 86_400
@@ -148,7 +148,7 @@ def test_a_rate_next_to_the_limit_is_finite(history: Maker, fold: Fold) -> None:
 def test_siblings_know_of_an_end_from_the_next_slot_on(history: Maker, fold: Fold) -> None:
     one = runs(history, [0.5, 0.5, 1.0], [0.2, 0.2, 0.2])  # dies at the end of slot 4, known in slot 5
     other, stranger = runs(history, [0.3] * 6, instance=1), runs(history, [0.3] * 6, task=2, instance=0)
-    x = fold(concatenate([one, other, stranger])).x[:, FIRST_COLLECTION:N_FEATURES]
+    x = fold(concatenate([one, other, stranger])).x[:, AT.collection_ooms : N_FEATURES]
     known = [1.0, np.log2(1 + 1 / 12), np.log2(1.5) - np.log2(1.25), np.log2(1.5) - np.log2(1.25), 0.0]
     for rows in (x[:4], x[6:10], x[12:]):
         np.testing.assert_array_equal(rows, np.array([NONE] * len(rows), np.float32))

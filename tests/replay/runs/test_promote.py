@@ -90,7 +90,7 @@ def test_a_champion_of_another_release_gives_way_to_what_is_not_worse_than_the_b
 ) -> None:
     def load(name: str) -> Bundle:
         if name == "reclaim/1":
-            raise OtherReleaseError("expected format 5")
+            raise OtherReleaseError("expected format 6")
         return guessing(0.5) if name == BUILTIN else registry.models[name.partition("/")[2]]
 
     monkeypatch.setattr(module, "load_model", load)

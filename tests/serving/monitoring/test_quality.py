@@ -18,6 +18,7 @@ from reclaim.data import schema as s
 from reclaim.data.oom import oom_events
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, P90, Windows, concatenate, demand, empty_windows
 from reclaim.features.targets import HORIZONS_S, TARGETS, targets
+from reclaim.serving.monitoring import quality
 from reclaim.serving.monitoring.quality import LiveQuality, QualityNumbers
 from reclaim.training.margins.violation import ROUNDING
 
@@ -54,8 +55,8 @@ def _answer(
     )  # fmt: skip
 
 
-def _live(horizon_s: int = 600, **more: Any) -> LiveQuality:
-    return LiveQuality(LEVELS, horizon_s, MARGINS, **more)
+def _live(horizon_s: int = 600) -> LiveQuality:
+    return LiveQuality(LEVELS, horizon_s, MARGINS)
 
 
 def test_an_answer_is_judged_by_the_windows_that_begin_within_its_horizon() -> None:
@@ -392,8 +393,17 @@ def test_counts_equal_a_slow_reference(seed: int, horizon_s: int) -> None:
     assert numbers.reserved.sum(axis=0)[0, 1] == pytest.approx(wanted["reserved"])
 
 
-def test_a_whole_cell_is_taken_in_turns_so_that_no_call_counts_all_of_it() -> None:
-    live, slot = _live(spread=False, most_wanted=3), np.arange(10)
+def _settled_cell(n: int) -> LiveQuality:
+    """Return one with a window of each of ``n`` tasks, whose first answers are no longer spread over a horizon."""
+    live, slot = _live(), np.arange(n)
+    live.wanted(slot)
+    live.observe(slot, _windows(*[(300, 0.2, 0.2)] * n))
+    return live
+
+
+def test_a_whole_cell_is_taken_in_turns_so_that_no_call_counts_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "MOST_WANTED", 3)
+    live, slot = _settled_cell(10), np.arange(10)
     asked = []
     for clock_s in range(600, 3_000, 300):
         live.settle(clock_s * S)
@@ -406,7 +416,7 @@ def test_a_whole_cell_is_taken_in_turns_so_that_no_call_counts_all_of_it() -> No
 
 
 def test_an_answer_given_while_another_is_waited_for_is_not_taken() -> None:
-    live = _live(spread=False)
+    live = _settled_cell(4)
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]])
     assert live.wanted(np.array([3, 0, 1])).tolist() == [0, 2]
     _answer(live, 900, [[0.1, 0.1], [0.1, 0.1]])

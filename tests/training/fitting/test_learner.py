@@ -28,9 +28,8 @@ from reclaim.training.fitting.tune import tune
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
-from tests.series import dataset_of
+from tests.series import dataset_of, write_cell
 from tests.training.constant_estimator import CONSTANT, ConstantForecaster
-from tests.training.fitting.test_train import write_cell
 
 
 @pytest.fixture(scope="module", autouse=True)

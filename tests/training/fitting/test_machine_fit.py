@@ -23,7 +23,7 @@ from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.regroup import SIZES
 from reclaim.training.machines.terms import T_LIMIT
 from reclaim.training.margins.margin import Budgets
-from tests.series import dataset_of
+from tests.series import CPU, dataset_of, write_raw
 
 TASKS, WINDOWS, MACHINES = 24, 400, 3
 
@@ -31,17 +31,12 @@ TASKS, WINDOWS, MACHINES = 24, 400, 3
 def source_of(folder: Path, seed: int, machine: str = 'machine_id = "machine"', later: float = 1.0) -> Source:
     """Return a source of drawn tasks on three machines; usage after the validation period is times ``later``."""
     rng = np.random.default_rng(seed)
-    folder.mkdir()
     lines = ["task,time_s,machine,cpu"]
     for task in range(TASKS):
         cpu = rng.uniform(0.1, 0.6) * rng.lognormal(0, 0.3, WINDOWS)
         cpu[int(0.76 * WINDOWS) :] *= later
         lines += [f"{task},{300 * i},{task % MACHINES},{min(c, 0.99):.6g}" for i, c in enumerate(cpu)]
-    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
-    mapping = (
-        f'task = "task"\ntime = "time_s"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu"\n{machine}\n'
-    )
-    (folder / "mapping.toml").write_text(mapping + "cpu_limit = 1.0\n")
+    write_raw(folder, lines, f"{CPU}{machine}\n")
     made = dataset_of(folder, folder / "set")
     return Source(Dataset.open(made.path), FeatureSet.open(made.path))
 

@@ -20,18 +20,9 @@ from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, PortableForecaster, place
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig
-from tests.series import dataset_of
+from tests.series import CPU, dataset_of, write_raw
 
 CONFIG = TrainConfig(estimator="portable", fit=FitConfig(width=16, depth=1, epochs=2, max_samples=6_000))
-MAPPING = """
-task = "task"
-time = "time_s"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "cpu"
-cpu_limit = 1.0
-"""
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +36,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
         for task in range(tasks):
             usage = np.minimum(random.uniform(0.1, 0.5) * random.lognormal(0, 0.2, (300, 2)), 0.99)
             lines += [f"{task},{600 + 300 * i},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
-        (folder / "raw").mkdir()
-        (folder / "raw" / "cell.csv").write_text("\n".join(lines) + "\n")
-        mapping = MAPPING + ('memory_mean = "memory"\nmemory_limit = 2.0\n' if memory else "")
-        (folder / "raw" / "mapping.toml").write_text(mapping)
+        write_raw(folder / "raw", lines, CPU + ('memory_mean = "memory"\nmemory_limit = 2.0\n' if memory else ""))
         made.append(dataset_of(folder / "raw", folder / "dataset", buckets=2).path)
     return open_sources(made)
 

@@ -38,48 +38,18 @@ from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import store_client
 from reclaim.training.tracking.references import BUILTIN_FOLDER
+from tests.folders import contents
 from tests.object_store import Bucket
-from tests.series import dataset_of
+from tests.series import MAPPING, dataset_of, write_cell
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
-MAPPING = """
-task = "task"
-time = "time_s"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "cpu"
-cpu_limit = 1.0
-memory_mean = "memory"
-memory_max = "memory"
-memory_limit = 2.0
-machine_id = "machine"
-"""
 CONFIG = TrainConfig(
     against_builtin=False,  # which these networks of a second lose to
     budgets=Budgets(0.01, 0.05),
     fit=FitConfig(width=16, depth=1, epochs=3, batch_size=256),
     trees=TreeConfig(iterations=5, max_pairs=20_000),
 )
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def write_cell(folder: Path, *, tasks: int, windows: int, seed: int = 1) -> None:
-    """Write tasks whose usage is a noisy daily wave, as a plain series."""
-    rng = np.random.default_rng(seed)
-    lines = ["task,time_s,machine,cpu,memory"]
-    for task in range(tasks):
-        level, phase = rng.uniform(0.1, 0.5, 2), rng.uniform(0, 2 * np.pi)
-        wave = 1 + 0.5 * np.sin(np.arange(windows) * 2 * np.pi / 288 + phase)
-        usage = np.minimum(level * wave[:, None] * rng.lognormal(0, 0.2, (windows, 2)), 0.99) * [1.0, 2.0]
-        lines += [f"{task},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
-    folder.mkdir()
-    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
-    (folder / "mapping.toml").write_text(MAPPING)
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +249,7 @@ def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, mo
     whole = run_training(place / "dataset", config, force=True)
     assert resumed.prices == whole.prices
     assert resumed.scores == whole.scores
-    files = [_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
+    files = [contents(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
     of_one = {"network.safetensors", "portable.safetensors", "oom.json"}  # a short history: others are mixed in
     assert set(files[0]) == {BUNDLE_FILE, *of_one, *(f"held_out/{name}" for name in of_one)}
     assert files[0] == files[1]
@@ -304,7 +274,7 @@ def test_killed_in_its_second_fit_a_run_goes_on_to_the_same_bytes(place: Path, m
     resumed = run_training(place / "dataset", config)
     assert not (place / "dataset" / "checkpoints").exists()
     whole = run_training(place / "dataset", config, force=True)
-    one, other = (_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole))
+    one, other = (contents(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole))
     assert one == other
 
 

@@ -15,9 +15,8 @@ from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trained import Trained, add_machines, calibrate_fit, compare_with_builtin, score
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.settings import TrainConfig
-from tests.series import dataset_of
+from tests.series import dataset_of, write_cell
 from tests.training.constant_estimator import ConstantForecaster
-from tests.training.fitting.test_train import write_cell
 
 CONFIG = TrainConfig(budgets=Budgets(0.01, 0.05))
 

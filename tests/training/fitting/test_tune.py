@@ -41,19 +41,8 @@ from reclaim.training.margins.value import Value
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
-from tests.series import dataset_of
+from tests.series import CPU, dataset_of, write_raw
 
-MAPPING = """
-task = "task"
-time = "time_s"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "cpu"
-cpu_limit = 1.0
-memory_mean = "memory"
-memory_limit = 1.0
-"""
 TREES = TrainConfig(estimator="trees", trees=TreeConfig(iterations=50, max_samples=400), fit=FitConfig(epochs=2))
 NETWORK = TrainConfig(fit=FitConfig(epochs=2, batch_size=512, max_samples=600, max_valid_samples=200))
 
@@ -67,9 +56,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for task in range(8):
         usage = rng.uniform(0.1, 0.5, 2) * rng.lognormal(0, 0.2, (200, 2))
         lines += [f"{task},{600 + 300 * i},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
-    (folder / "raw").mkdir()
-    (folder / "raw" / "cell.csv").write_text("\n".join(lines) + "\n")
-    (folder / "raw" / "mapping.toml").write_text(MAPPING)
+    write_raw(folder / "raw", lines, CPU + 'memory_mean = "memory"\nmemory_limit = 1.0\n')
     return dataset_of(folder / "raw", folder / "dataset", buckets=1).path
 
 

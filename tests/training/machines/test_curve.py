@@ -123,7 +123,7 @@ def test_inputs_are_over_the_limits() -> None:
     ids=["independent", "halfway", "together", "fitted"],
 )  # fmt: skip
 @given(n=st.integers(1, 30), seed=st.integers(0, 99), budgets=st.tuples(st.floats(1e-4, 0.5), st.floats(1e-4, 0.5)))
-def test_a_smaller_budget_never_reserves_less_and_the_probability_of_what_it_reserves_is_the_budget(
+def test_a_smaller_budget_never_reserves_less_and_the_margin_of_what_it_reserves_is_its_own(
     curve: MachineCurve, n: int, seed: int, budgets: tuple[float, float]
 ) -> None:
     sums = tasks(n, seed).sum(axis=0, keepdims=True)
@@ -132,8 +132,7 @@ def test_a_smaller_budget_never_reserves_less_and_the_probability_of_what_it_res
     assert careful >= bold
     assert sums[0, T_USAGE] <= bold <= careful <= sums[0, T_LIMIT]
     if sums[0, T_USAGE] < bold < sums[0, T_LIMIT]:  # no guard
-        assert curve.exceedance(sums, bold, 1.0) == pytest.approx(large, rel=1e-6)
-    assert curve.exceedance(sums, sums[:, T_LIMIT], 1.0) == 0
+        assert curve.score(sums, bold, 1.0) == pytest.approx(curve.margin(large), rel=1e-6)
 
 
 @given(seed=st.integers(0, 99), cut=st.integers(0, 12))
@@ -148,16 +147,14 @@ def test_a_set_and_a_candidate_cost_one_addition(seed: int, cut: int) -> None:
 
 
 @pytest.mark.parametrize("curve", [MachineCurve(), MachineCurve(together=1.0), FITTED])
-def test_tasks_without_a_forecast_are_passed_by_no_amount_and_add_their_limit_to_any(curve: MachineCurve) -> None:
+def test_tasks_without_a_forecast_add_their_limit_to_any_amount(curve: MachineCurve) -> None:
     sums = tasks(5).sum(axis=0, keepdims=True)
     most = sums[0, T_LIMIT]
     amount = sums[0, T_USAGE] + np.array([0.3, 0.6, 0.9]) * (most - sums[0, T_USAGE])
     with_held = np.repeat(sums, 3, axis=0)
     with_held[:, T_HELD] = 2.0 * most
-    alone = curve.exceedance(np.repeat(sums, 3, axis=0), amount, 1.0)
-    assert (alone > 0).all()
-    np.testing.assert_allclose(curve.exceedance(with_held, amount + 2.0 * most, 1.0), alone, rtol=1e-9)
-    assert (curve.exceedance(with_held, np.full(3, 3.0 * most), 1.0) == 0).all()
+    alone = curve.score(np.repeat(sums, 3, axis=0), amount, 1.0)
+    np.testing.assert_allclose(curve.score(with_held, amount + 2.0 * most, 1.0), alone, rtol=1e-9)
 
 
 def test_margins_let_no_more_than_the_budget_pass() -> None:

@@ -22,8 +22,6 @@ def test_each_set_and_resource_is_answered_by_its_own_curve_and_margin() -> None
     np.testing.assert_allclose(reserved, [[0.1, 0.4], [0.1, 1e-3], [1e-3, 0.4]])
     # both curves of no peaks seen have a margin of log(1 / budget)
     np.testing.assert_allclose(estimator.peak(sums, np.exp(-1.6)), [[0.1, 0.2], [0.1, 1e-3], [1e-3, 0.2]])
-    chance = estimator.exceedance(sums, np.array([[0.4, 0.4], [0.2, 0.4], [0.4, 0.8]]))
-    np.testing.assert_allclose(chance, np.exp([[-6.4, -3.2], [-3.2, -np.inf], [-np.inf, -6.4]]))
     assert MachineEstimator((MachineCurve(),) * 2, 300, (np.nan, 0.0)).mean_limit == (1.0, 1.0)
 
 
