@@ -201,7 +201,7 @@ def _target(rows: TaskRows, decisions: Decisions, withheld: NDArray[np.bool_]) -
 
 def _judged(target: Floats, limit: Floats) -> NDArray[np.bool_]:
     """Return which resources have a validation row to set a margin on; HistoryTooShortError where none has; (R,)."""
-    known = np.any(np.isfinite(target) & (limit > 0), axis=0)
+    known = np.isfinite(target).any(axis=0)  # a share of the limit: where that is unknown or 0, it is none
     if not known.any():
         remedy = (
             "recommend on a longer history, or build the features with other shares, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,20 @@ def test_a_recorded_kill_raises_the_request_above_the_limit_and_no_other_end_doe
     assert line["cpu"]["picture"]["killed"] == []
     # killed at 2 GiB: 1.2 times are 2457.6 MiB, up to a whole one 2458
     assert (line["memory"]["recommended"], line["memory"]["rule"]) == (2458 * MIB, "out of memory")
+
+
+def test_a_kill_raises_the_request_no_further_than_the_memory_of_the_largest_machine(
+    report: ReplayReport, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (killed,) = (key for key, line in lines_of(report).items() if line["oom_kills"])
+    free = lines_of(report)[killed]["memory"]
+    assert (free["rule"], free["recommended"]) == ("out of memory", 2458 * MIB)  # 1.2 times 2 GiB, in whole MiB
+    cell = Dataset.open(cluster).cell()
+    monkeypatch.setattr(Dataset, "cell", lambda *_: replace(cell, largest_machine=(64.0, 2.25 * GIB)))
+    found = run_experiment(EXPERIMENT, cluster, tmp_path / "out", CONFIG, tracking=False)
+    capped = lines_of(found)[killed]["memory"]
+    assert (capped["rule"], capped["recommended"]) == ("out of memory", 2304 * MIB)
+    assert capped["words"].endswith("no more than the largest machine has")
 
 
 def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(report: ReplayReport) -> None:

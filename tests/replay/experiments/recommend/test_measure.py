@@ -25,15 +25,19 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.windows import demand
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.splits import TEST
+from reclaim.features.splits import TEST, TEST_UNSEEN
+from reclaim.replay.experiments.recommend import measure, names
+from reclaim.replay.experiments.recommend.decisions import lay_out
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over, _far_over_in_all
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over, _far_over_in_all, _period_facts
 from reclaim.replay.experiments.recommend.page import console_table, findings, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
+from reclaim.replay.experiments.recommend.series import largest_task
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 from tests.browser import found_in
+from tests.replay.experiments.recommend.test_series import HOUR, rows_of
 
 HOLD_DAYS = 0.25
 CONFIG = RecommendConfig(estimators=("max-so-far", "percentile", "krr"), hold_days=HOLD_DAYS, draws=50, min_change=0.05)
@@ -124,6 +128,13 @@ def test_the_estimator_that_won_reclaims_most_on_the_validation_part_within_the_
         assert won[0]["chosen_by"]["reclaimed_share"] == max(one["chosen_by"]["reclaimed_share"] for one in of)
         assert all(one["chosen_by"]["violation_rate"] <= report.results["budget"][r] for one in of)
         assert won[0]["less_reclaimed"] is None
+        tested = {one["name"]: one["test"]["reclaimed_share"][r]["value"] for one in report.results["estimators"]}
+        (winner,) = (one["name"] for one in report.results["estimators"] if one["resources"][r]["won"])
+        for one in report.results["estimators"]:
+            if one["name"] != winner:
+                less = one["resources"][r]["less_reclaimed"]["value"]
+                assert less == pytest.approx(tested[one["name"]] - tested[winner])
+                assert less != 0
     assert report.results["budget"] == {"cpu": 0.01, "memory": 0.001}
     cpu, memory = (report.results["estimators"][0]["resources"][r]["chosen_by"] for r in ("cpu", "memory"))
     assert memory["violation_rate"] <= 0.001 < cpu["violation_rate"]  # CPU spends its larger budget
@@ -335,6 +346,40 @@ def test_all_workloads_together_are_far_over_the_budget_where_they_violate_twice
     assert over(0.021, 0.011) == [True, False]
     assert over(0.019, 0.011) == over(0.021, 0.009) == [False, False]
     assert over(0.021, None) == [True, False]  # a single workload: no noise is known
+
+
+def test_where_all_together_are_far_over_the_budget_of_a_resource_no_request_of_it_is_lowered(
+    dataset: Path, report: ReplayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "_far_over_in_all", lambda *_: np.array([True, False]))
+    found = recommend(dataset, tmp_path / "out").results
+    assert found["failed"] == {"cpu": True, "memory": False}
+    for held, free in zip(found["workloads"], report.results["workloads"], strict=True):
+        assert free["cpu"]["recommended"] < free["cpu"]["request"]
+        assert (held["cpu"]["rule"], held["cpu"]["recommended"]) == ("over budget", held["cpu"]["request"])
+        assert held["memory"] == free["memory"]
+
+
+def test_the_page_of_a_dataset_without_names_says_that_it_is_anonymous(
+    dataset: Path, report: ReplayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not report.results["anonymous"]
+    monkeypatch.setattr(names, "is_anonymous", lambda _: True)
+    config = replace(CONFIG, estimators=("max-so-far",), tune=False)
+    assert recommend(dataset, tmp_path / "out", config).results["anonymous"]
+
+
+def test_the_times_and_collections_of_the_backtest_by_hand() -> None:
+    # a history from 1 to 6 h, of which 2 h are for training, 1 for validation and 2 for the test, with requests that
+    # hold for an hour; the second collection is new in the last hour
+    cuts = (3 * HOUR, 4 * HOUR)
+    rows = rows_of([(0, 12, [1.0] * 60), (1, 60, [1.0] * 12)], cuts=cuts)
+    rows.group[rows.workload == 1] = TEST_UNSEEN
+    decisions = lay_out(rows, largest_task(rows), cuts, hold_days=1 / 24, seen_days=1)
+    assert _period_facts(rows, decisions, cuts) == {
+        "test_task_windows": 36, "test_hours": 2.0, "valid_hours": 1.0, "history_hours": 5.0, "test_collections": 2,
+        "unseen_collections": 1, "test_decisions": 2,
+    }  # fmt: skip
 
 
 def changed(dataset: Path, folder: Path, change: Callable[[pa.Table], dict[str, NDArray[np.float64]]]) -> Path:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from reclaim.data.errors import ConfigError
-from reclaim.replay.experiments.recommend.formats import as_csv, as_krr_json
+from reclaim.replay.experiments.recommend.formats import as_csv, as_krr_json, changes, records
 from reclaim.replay.experiments.recommend.page import labels_of, verdict_of
-from reclaim.replay.experiments.recommend.patches import check_target, write_patches
+from reclaim.replay.experiments.recommend.patches import check_target, quantity, write_patches
 
 MIB = 2.0**20
 KUBECTL = shutil.which("kubectl")
@@ -249,6 +249,13 @@ def test_anonymous_workloads_are_not_patched(tmp_path: Path) -> None:
         write_patches(results_of(*RESULTS["workloads"], anonymise=True), tmp_path / "patches")
 
 
+def test_a_namespace_is_no_path(tmp_path: Path) -> None:
+    evil = line("web", "app", of_resource(1.0, None, 0.5, "estimate"), SAME, namespace="../../evil")
+    with pytest.raises(ConfigError, match="no name of Kubernetes"):
+        write_patches(results_of(evil), tmp_path / "patches")
+    assert not (tmp_path / "patches").exists()
+
+
 def test_a_name_is_no_path(tmp_path: Path) -> None:
     evil = line("../../web", "app", of_resource(1.0, 2.0, 0.25, "estimate"), SAME, namespace="../up")
     with pytest.raises(ConfigError, match="no name of Kubernetes"):
@@ -289,6 +296,114 @@ def test_what_is_unknown_is_a_question_mark_and_a_request_that_is_missing_a_warn
     assert requests["cpu"] == {"value": "?", "severity": "UNKNOWN"}
     assert requests["memory"] == {"value": 64 * MIB, "severity": "WARNING"}
     assert report["score"] == 30  # a warning costs 0.7 of one scan
+
+
+@pytest.mark.parametrize(
+    ("resource", "unit", "least"),
+    [("cpu", 1.0, (0.5, 0.25, 0.1)), ("memory", MIB, (500.0, 250.0, 100.0))],
+)
+def test_a_difference_is_as_severe_as_krr_calls_it_in_either_direction_from_each_bound_on(
+    resource: str, unit: float, least: tuple[float, float, float]
+) -> None:
+    for lowered in (False, True):
+        for bound, at_it, below in zip(least, ("CRITICAL", "WARNING", "OK"), ("WARNING", "OK", "GOOD"), strict=True):
+            for by, severity in ((bound, at_it), (bound - 1 / 1024, below)):
+                present, wanted = (by * unit, 0.0) if lowered else (0.0, by * unit)
+                changed = of_resource(present, None, wanted, "estimate")
+                one = line("web", "app", SAME, SAME) | {resource: changed}
+                (scan,) = json.loads(as_krr_json(results_of(one)))["scans"]
+                assert scan["recommended"]["requests"][resource]["severity"] == severity, (lowered, by)
+                assert scan["severity"] == severity
+
+
+def test_a_scan_is_as_severe_as_the_worst_of_its_requests_and_limits() -> None:
+    # the request grows by 0.2 cores, which is worth a look; the limit has to be raised by 0.3 for it
+    raised = of_resource(0.8, 0.7, 1.0, "out of memory")
+    (scan,) = json.loads(as_krr_json(results_of(line("web", "app", raised, SAME))))["scans"]
+    assert scan["recommended"]["requests"]["cpu"]["severity"] == "OK"
+    assert scan["recommended"]["limits"]["cpu"] == {"value": 1.0, "severity": "WARNING"}
+    assert scan["severity"] == "WARNING"
+
+
+def test_an_end_out_of_memory_makes_the_memory_critical_and_says_nothing_of_the_cpu() -> None:
+    (scan,) = json.loads(as_krr_json(results_of(line("web", "app", SAME, SAME, oom_kills=1))))["scans"]
+    severities = {r: of["severity"] for r, of in scan["recommended"]["requests"].items()}
+    assert severities == {"cpu": "GOOD", "memory": "CRITICAL"}
+
+
+def test_a_request_that_neither_is_set_nor_can_be_is_a_question_mark() -> None:
+    none = of_resource(None, None, None, "no request")
+    (scan,) = json.loads(as_krr_json(results_of(line("web", "app", none, SAME))))["scans"]
+    assert scan["recommended"]["requests"]["cpu"] == {"value": "?", "severity": "UNKNOWN"}
+
+
+def test_krr_is_warned_of_an_autoscaler_where_there_is_one() -> None:
+    lines = line("web", "app", SAME, SAME, autoscaler="web"), line("web", "app", SAME, SAME)
+    scans = json.loads(as_krr_json(results_of(*lines)))["scans"]
+    assert [scan["object"]["warnings"] for scan in scans] == [["HPADetected"], []]
+
+
+def test_without_a_workload_the_files_are_whole_and_the_score_is_zero() -> None:
+    report = json.loads(as_krr_json(results_of()))
+    assert (report["scans"], report["score"]) == ([], 0)
+    assert as_csv(results_of()).startswith("cluster,namespace,kind,name,container,sidecar,collection_id,")
+
+
+def test_a_record_has_the_bounds_of_the_violation_each_under_its_name() -> None:
+    (record,) = records(results_of(line("web", "app", SAME, SAME)))
+    of = {key: record[f"cpu_{key}"] for key in ("violation", "violation_low", "violation_high", "windows")}
+    assert of == {"violation": 0.001, "violation_low": 0.0, "violation_high": 0.002, "windows": 1000}
+
+
+def test_a_workload_changes_where_one_request_of_it_does() -> None:
+    less = of_resource(1.0, None, 0.5, "estimate")
+    assert changes(results_of(line("web", "app", SAME, less), line("cart", "app", SAME, SAME))) == 1
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "text"),
+    [
+        ("cpu", 0.25, "250m"), ("cpu", 2.0, "2"), ("cpu", 1.1, "1100m"), ("cpu", 0.0, "0"),
+        ("cpu", 0.29, "290m"),  # 289.99999999999994 thousandths
+        ("memory", 256 * MIB, "256Mi"), ("memory", 1e8, "100000000"), ("memory", 256.5 * MIB, "268959744"),
+    ],
+)  # fmt: skip
+def test_an_amount_is_written_in_the_largest_unit_that_it_is_whole_in(resource: str, amount: float, text: str) -> None:
+    assert quantity(resource, amount) == text
+
+
+def test_a_patch_is_for_the_object_of_exactly_that_name(tmp_path: Path) -> None:
+    less = of_resource(1.0, None, 0.5, "estimate")
+    write_patches(results_of(line("web.v2", "app", less, SAME)), tmp_path / "patches")
+    content = yaml.safe_load((tmp_path / "patches" / "shop" / "kustomization.yaml").read_text())
+    # kustomize reads a regular expression, which a dot and the names that only begin so would fit, too
+    assert [patch["target"] for patch in content["patches"]] == [{"kind": "Deployment", "name": "^web[.]v2$"}]
+
+
+def test_a_request_that_reaches_the_limit_raises_none(tmp_path: Path) -> None:
+    whole = of_resource(64 * MIB, 128 * MIB, 128 * MIB, "limit")
+    write_patches(results_of(line("web", "app", SAME, whole)), tmp_path / "patches")
+    patch = yaml.safe_load((tmp_path / "patches" / "shop" / "deployment-web.yaml").read_text())
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    assert container == {"name": "app", "resources": {"requests": {"memory": "128Mi"}}}
+
+
+def test_the_expression_of_containers_is_of_the_whole_name(tmp_path: Path) -> None:
+    less = of_resource(1.0, None, 0.5, "estimate")
+    lines = line("web", "app", less, SAME), line("web", "app-proxy", less, SAME)
+    write_patches(results_of(*lines), tmp_path / "patches", containers="app")
+    patch = yaml.safe_load((tmp_path / "patches" / "shop" / "deployment-web.yaml").read_text())
+    assert [of["name"] for of in patch["spec"]["template"]["spec"]["containers"]] == ["app"]
+
+
+def test_patches_go_into_an_empty_folder_and_into_none_with_a_note_of_another(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_patches(RESULTS, tmp_path / "empty")
+    assert (tmp_path / "empty" / "shop" / "kustomization.yaml").is_file()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "README").write_text("# our cluster\n")
+    with pytest.raises(ConfigError, match="was not written by this command"):
+        write_patches(RESULTS, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
