@@ -216,8 +216,9 @@ def curves_of(
 
     def unseen(curve: MachineCurve, of: tuple[MachineRows, Ids]) -> MachineRows:
         rows, start_us = of
-        learned = curve.weights is not None and learned_until_us is not None
-        return rows.take(start_us >= learned_until_us) if learned else rows
+        if curve.weights is None or learned_until_us is None:
+            return rows
+        return rows.take(start_us >= learned_until_us)
 
     rows_of = (None if of is None else unseen(curve, of) for curve, of in zip(curves, seen, strict=True))
     return tuple(
