@@ -33,7 +33,7 @@ from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestErr
 from reclaim.serving.writing import log_records, queue, snapshotter, writer
 from reclaim.serving.writing.writer import Writer
 from reclaim.training.bundle import Bundle
-from tests.serving.cell_fixtures import W, assert_same, fact_rows, loaded, told_by, windows_of
+from tests.serving.cell_fixtures import W, assert_same, fact_rows, loaded, told_by, usage_rows, windows_of
 from tests.serving.patience import PATIENCE_S, soon
 from tests.serving.writing.running import SETTINGS, Service, appended, crashed, in_parts_of, refuse, refused_with
 
@@ -97,6 +97,7 @@ def test_windows_of_usage_in_another_unit_than_the_limit_are_counted_once_taken(
     )
     assert (answer.taken, answer.refused) == (3, {"no_limit": 1})
     service.told({"task": 1, "cpu": 400.0})  # a repeat
+    service.told({"task": 1, "cpu": 400.0}, {"task": 1, "cpu": 1.0, "at": 1})  # another one, next to a window
     shown = service.writer._metrics.text()
     assert 'reclaim_windows_above_limit_total{resource="cpu"} 2.0' in shown
     assert 'reclaim_windows_above_limit_total{resource="memory"} 0.0' in shown
@@ -359,6 +360,34 @@ def test_a_writer_that_never_started_leaves_no_write_waiting(scorer: Scorer) -> 
     idle.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_while_the_state_is_restored_ends_the_service_and_an_unreadable_state_or_a_stop_does_not(
+    scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(name: str, error: Exception | None) -> tuple[str, list[str]]:
+        faults: list[str] = []
+        tracker = Tracker(SETTINGS, CellClock(SETTINGS, lambda: -1))
+        store = Store.open(tmp_path / name, state_version=FORMAT)
+        one = Writer(tracker, store, Metrics(), Watch(900.0), SETTINGS, on_fault=lambda: faults.append(name))
+
+        def restored(*_: object) -> int:
+            if error is not None:
+                raise error
+            return 0
+
+        monkeypatch.setattr(writer, "replay_log", restored)
+        one.start(scorer)
+        soon(lambda: one.state != "recovering")
+        one.close()
+        return one.state, faults
+
+    state, faults = started("fault", ValueError("this should not be"))
+    assert "a fault of the service" in state
+    assert faults == ["fault"]
+    assert started("unreadable", StoreError("of another release")) == ("of another release", [])
+    assert started("stopped", None) == ("the service is stopping", [])
+
+
 def test_a_model_that_waits_for_a_state_that_cannot_be_read_is_taken_for_answers_without_one(
     scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +551,187 @@ def test_the_watch_forgets_a_task_that_ended_and_one_without_news_for_long(
         service.writer._evict_at = 0.0
         service.told({"task": 2, "at": at})
     soon(lambda: forgotten == [ended, silent])
+
+
+def test_tasks_without_news_are_looked_for_every_few_seconds_alone(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    expired = service.tracker.expired
+
+    def look() -> Any:
+        looked.append(1)
+        return expired()
+
+    now_s = [1e6]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(service.tracker, "expired", look)
+    for passed_s, times in ((0.0, 1), (4.9, 1), (5.1, 2), (5.2, 2)):
+        now_s[0] = 1e6 + passed_s
+        for at in range(2):
+            service.told({"task": 1, "at": at})
+        service.told({"task": 1, "at": 1})  # behind what the one before was followed by
+        assert len(looked) == times
+
+
+@pytest.mark.usefixtures("mends_soon")
+def test_tasks_whose_removal_cannot_be_logged_stay_until_it_can(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(forget_s=3_600.0, ahead_s=1e6)
+    service.told({"task": 1}, {"task": 2})
+    append, refused = service.store.append, list[str]()  # type: ignore[union-attr]  # it has one
+
+    def full(kind: str, payload: Any) -> int:
+        if kind == log_records.GONE and not refused:
+            refused.append(kind)
+            raise StoreError("the disk is full")
+        return append(kind, payload)
+
+    monkeypatch.setattr(service.store, "append", full)
+    service.told({"task": 2, "at": 10})
+    service.told({"task": 2, "at": 20})
+    service.writer._evict_at = 0.0
+    service.told({"task": 2, "at": 21})
+    soon(lambda: bool(refused))
+    service.idle()
+    assert service.tracker.names()[:, 0].tolist() == [1, 2]
+    service.writer._evict_at = 0.0
+    service.told({"task": 2, "at": 22})
+    soon(lambda: service.tracker.names()[:, 0].tolist() == [2])
+    service.told({"task": 2, "at": 23})  # which is synced, and what is logged before it
+    assert crashed(service, start).tracker.names()[:, 0].tolist() == [2]
+
+
+def test_settings_are_in_the_log_once_for_as_long_as_they_stay(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[str] = []
+    append = service.store.append  # type: ignore[union-attr]  # it has one
+
+    def noted(kind: str, payload: Any) -> int:
+        kinds.append(kind)
+        return append(kind, payload)
+
+    monkeypatch.setattr(service.store, "append", noted)
+    for at in range(3):
+        service.told({"task": 1, "at": at})
+    assert kinds == [log_records.WINDOWS] * 3
+    service.writer._recorded = {}  # as where the disk refused the record of a promotion
+    for at in range(3, 6):
+        service.told({"task": 1, "at": at})
+    assert kinds[3:] == [log_records.SETTINGS, *[log_records.WINDOWS] * 3]
+
+
+def test_a_refused_window_is_neither_recorded_nor_counted_twice(start: Callable[..., Service], tmp_path: Path) -> None:
+    service = start(None, record=tmp_path / "seen")
+    windows = windows_of({"task": 1, "at": 1}, {"task": 2, "limit": None}, {"task": 3, "at": 1})
+    rows = usage_rows(windows)
+    rows.refusals.add("invalid", np.array([3]), "not a number")
+    assert service.writer.write(rows).result(PATIENCE_S).refused == {"invalid": 1, "no_limit": 1}
+    service.close()
+    (usage,) = (tmp_path / "seen").glob("usage-*")
+    assert pq.read_table(usage)[s.COLLECTION_ID].to_pylist() == [1, 3]
+    shown = service.writer._metrics.text()
+    for outcome, n in {"taken": 2, "no_limit": 1, "refused": 1}.items():
+        assert f'reclaim_windows_total{{outcome="{outcome}"}} {n}.0' in shown
+
+
+def test_facts_alone_set_no_clock(service: Service) -> None:
+    assert service.facts({"task": 1, "limit": 1.0}).clock_us is None
+    assert service.told({"task": 1, "at": 0}).clock_us == W
+
+
+def test_a_limit_without_a_start_counts_from_when_it_came(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Service, "now_us", 1_000_000 * W)
+    service = start(clock="unix")
+    service.facts({"task": 1, "limit": 2.0}, {"task": 2, "limit": 3.0, "since_us": 999_000 * W})
+    for one in (service, crashed(service, start, clock="unix")):
+        tasks = one.tracker._tasks[one.tracker.find(np.array([[1, 0], [2, 0]]))]
+        assert tasks["limit_us"].tolist() == [1_000_000 * W, 999_000 * W]
+
+
+def test_windows_are_followed_by_a_call_with_the_model_that_answers(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Scorer] = []
+    monkeypatch.setattr(service.writer, "_on_taken", called.append)
+    service.told({"task": 1, "at": 0})
+    assert called == [service.tracker.look(service.tracker.names()).scorer]
+    service.told({"task": 1, "at": 0})  # nothing is taken of a repeat
+    assert len(called) == 1
+
+
+def test_failures_of_tasks_are_watched_once_their_facts_are_taken(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[list[int]] = []
+    monkeypatch.setattr(service.writer._watch, "failed", lambda *of: failed.append([int(*one) for one in of]))
+    service.told({"task": 1, "at": 0})
+    (slot,) = service.tracker.find(np.array([[1, 0]])).tolist()
+    service.facts({"task": 1, "failed_us": W, "out_of_memory": True})
+    assert failed == [[slot, W, 1]]
+
+
+def test_prices_of_a_shadow_follow_where_it_prices_itself_and_prices_follow_at_all(
+    start: Callable[..., Service], scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following, fixed = start(None), start(None, follow=False)
+    assert following.writer._shadow_following(scorer) is None
+    own = Scorer(scorer.model, SETTINGS.cell)
+    monkeypatch.setattr(own, "own_price", True)
+    assert following.writer._shadow_following(own) is not None
+    assert fixed.writer._shadow_following(own) is None
+    assert following.writer._shadow_following(None) is None
+
+
+@pytest.mark.usefixtures("mends_soon")
+def test_a_model_that_came_back_while_the_disk_refused_begins_again_after_a_crash_too(
+    service: Service, start: Callable[..., Service], scorer: Scorer, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(slots: range) -> None:
+        for at in slots:
+            cpu = 0.1 if at % 3 else 0.7
+            service.told(*({"task": t, "at": at, "cpu": cpu, "memory": cpu, "tier": t % 2} for t in range(8)))
+
+    told(range(30))
+    append = service.store.append  # type: ignore[union-attr]  # it has one
+
+    def full(kind: str, payload: Any) -> int:
+        if kind == log_records.SETTINGS:
+            raise StoreError("the disk is full")
+        return append(kind, payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store, "append", full)
+        service.writer.promote(Scorer(loaded(bundle, "2"), SETTINGS.cell))
+        service.writer.promote(scorer)  # of neither a record
+    told(range(30, 33))
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_what_is_recorded_before_facts_is_noted_before_them_in_the_log(
+    start: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reclaim.serving.writing.recorder._MOST_ROWS", 2)
+    service = start(record=tmp_path / "seen")
+    kinds: list[str] = []
+    append = service.store.append  # type: ignore[union-attr]  # it has one
+
+    def noted(kind: str, payload: Any) -> int:
+        kinds.append(kind)
+        return append(kind, payload)
+
+    monkeypatch.setattr(service.store, "append", noted)
+    service.told({"task": 1}, {"task": 2})
+    service.facts({"task": 1, "ended_us": W})
+    assert kinds == [log_records.WINDOWS, log_records.RECORDED, log_records.FACTS]
+    again = crashed(service, start, record=tmp_path / "again")
+    again.close()
+    assert [path.name.split("-")[0] for path in (tmp_path / "again").iterdir()] == ["events"]
 
 
 def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(
