@@ -440,7 +440,7 @@ def load_dict(run_id: str, file: str) -> dict[str, Any]:
             )
             value: dict[str, Any] = json.loads(Path(kept).read_text(encoding="utf-8"))
     except (MlflowException, OSError) as error:
-        raise ModelError(f"run {run_id} has no {file}: {error}") from error
+        raise ModelError(f"run {run_id} has no {file}; `reclaim train --force` trains again: {error}") from error
     return value
 
 
