@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,6 +14,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.traces.kubernetes.anonymous import _names, _Numbers
 from tests.data.traces.kubernetes.histories import beat, counter, one, write_history
 
 SECRETS = ("shop", "acme", "cart", "node-x", "proxy", "billing")
@@ -75,9 +77,47 @@ def test_what_is_alike_stays_alike_and_usage_is_as_it_was(history: Path, tmp_pat
         assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}), column
     assert set(after[s.WORKLOAD_KIND]) == {"Deployment", "kind-1"}
     assert np.unique(after[s.COLLECTION_ID]).tolist() == [1, 2, 3, 4]
+    for _, tasks in after.groupby(s.COLLECTION_ID):
+        assert np.unique(tasks[s.INSTANCE_INDEX]).tolist() == list(range(tasks[s.POD].nunique()))
     assert numbered.manifest["options"]["anonymous"] == "yes"
     again = ingest(history, tmp_path / "True", IngestConfig(trace="kubernetes", buckets=2, anonymise=True))
     assert again.already_there
+
+
+def test_names_that_stand_in_two_places_are_two_names(tmp_path: Path) -> None:
+    numbers = _Numbers(tmp_path)
+
+    def named(cluster: str | None, space: str, kind: str) -> list[str | None]:
+        row = dict.fromkeys(
+            (s.CLUSTER, s.NAMESPACE, s.WORKLOAD_KIND, s.WORKLOAD, s.CONTAINER, s.POD, s.AUTOSCALER), "x"
+        )
+        row = {**row, s.CLUSTER: cluster, s.NAMESPACE: space, s.WORKLOAD_KIND: kind, s.MACHINE_NAME: "x"}
+        _names(row, numbers.of_text)
+        return list(row.values())
+
+    first = ["cluster-1", "namespace-1", "Job", "workload-1", "container-1", "pod-1", "autoscaler-1", "machine-1"]
+    assert named("a", "shop", "Job") == first == named("a", "shop", "Job")
+    assert named("a", "shop", "Pod")[2:5] == ["Pod", "workload-2", "container-1"]
+    assert named("a", "pay", "Job")[1:7] == [
+        "namespace-2", "Job", "workload-3", "container-1", "pod-2", "autoscaler-2",
+    ]  # fmt: skip
+    assert named("b", "shop", "Job")[:7] == [
+        "cluster-2", "namespace-3", "Job", "workload-4", "container-1", "pod-3", "autoscaler-3",
+    ]  # fmt: skip
+    assert named(None, "shop", "Acme")[:4] == [None, "namespace-4", "kind-1", "workload-5"]
+
+
+def test_ids_are_counted_from_one_and_indexes_in_each_collection_from_zero_and_what_is_unknown_stays(
+    tmp_path: Path,
+) -> None:
+    ids = {s.COLLECTION_ID: [70, 70, 90, 90], s.INSTANCE_INDEX: [5, 8, 8, 2], s.MACHINE_ID: [44, None, 33, None]}
+    usage = pa.table({name: pa.array(values, pa.int64()) for name, values in ids.items()})
+    pq.write_table(usage, tmp_path / "usage-0.parquet")
+    pq.write_table(pa.table({s.COLLECTION_ID: [70, 80, 90]}), tmp_path / "collections-0.parquet")
+    numbers = _Numbers(tmp_path)
+    assert numbers.ids_replaced(usage).to_pydict() == {
+        s.COLLECTION_ID: [1, 1, 3, 3], s.INSTANCE_INDEX: [0, 1, 1, 0], s.MACHINE_ID: [2, None, 1, None],
+    }  # fmt: skip
 
 
 def test_only_a_kubernetes_history_has_names_to_replace() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,21 @@ def test_bytes_of_anything_but_a_fold_make_nothing(content: Any) -> None:
     assert from_bytes(kept_module._digest(kept) + kept) is None
 
 
+def test_a_function_that_bytes_call_is_not_called(tmp_path: Path) -> None:
+    for folder, content in (("alone", []), ("in a fold", [LiveFold(DIALECT)])):
+        kept = pickle.dumps((0, [*content, _Reduced(os.mkdir, (str(tmp_path / folder),))]))
+        assert from_bytes(kept_module._digest(kept) + kept) is None
+    assert list(tmp_path.iterdir()) == []
+    pickle.loads(kept)  # a plain unpickler calls it
+    assert [path.name for path in tmp_path.iterdir()] == ["in a fold"]
+
+
+@pytest.mark.parametrize("dtype", ["O", "i4,O", "U4", "M8[us]"])
+def test_an_array_of_anything_but_numbers_is_not_made(dtype: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="is no type of a fold's numbers"):
+        kept_module._array(dtype, (1,), bytes(16))
+
+
 def test_arrays_and_numbers_come_back_as_they_were() -> None:
     fold = LiveFold(DIALECT)
     numbers: list[Any] = [
@@ -216,6 +232,29 @@ def test_a_task_that_came_back_ends_again() -> None:
         OTHER,
     )
     assert ends(twice) == [(1.25, 1.0), (2.75, 2.5)]
+
+
+def test_a_task_that_came_and_went_between_two_looks_has_ended_once_more() -> None:
+    """The history on disk is looked at every two hours: at 2 h and at 4 h the task is gone, each time another end."""
+    first, again = (pod(POD["pod"], start_s, start_s + HOUR_S / 2, cores=1.0) for start_s in (0, 5 * HOUR_S / 2))
+    series = together(first, {role: again[role] for role in ("cpu", "memory")},
+                      pod("cart-7d9f8b6c5x-other", 0, 4 * HOUR_S, cores=1.0))  # fmt: skip
+    slots = live(series, 2 * PIECE_S, PIECE_S)
+    assert [((slot.end_us / US - T0) / HOUR_S, (at_us / US - T0) / HOUR_S) for slot in slots
+            for _, at_us in slot.ended] == [(2, 0.5), (4, 3)]  # fmt: skip
+
+
+@pytest.mark.parametrize("step_s", [SLOT_S, 2100])
+def test_a_failure_at_the_end_of_a_slot_is_said_once(step_s: int) -> None:
+    series = together(
+        pod(POD["pod"], 0, 2000, cores=1.0),
+        {
+            "restarts": [one({**APP, "uid": "1"}, [*beat(0, 610, 0.0), *beat(610, 2000, 1.0)])],
+            "ended_time": [one({**APP, "uid": "1"}, beat(610, 2000, T0 + 600.0))],
+        },
+    )
+    slots = live(series, 2100, step_s)
+    assert [(slot.end_us / US - T0, at / US - T0) for slot in slots for _, at, _ in slot.failed] == [(600, 600)]
 
 
 def test_a_run_that_failed_is_said_in_the_slot_in_which_it_is_known() -> None:

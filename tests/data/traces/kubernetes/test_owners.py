@@ -44,6 +44,24 @@ def test_a_job_belongs_to_its_cron_job_and_runs_share_a_name() -> None:
     assert Workload("eu", "a", "Job", "7").logical_name("c") == "Job/7/c"
 
 
+def test_the_quality_of_a_pod_is_the_one_that_is_true() -> None:
+    """There is a series of each class, of which one has the value 1."""
+    found = Owners(DIALECT)
+    for classes in (("BestEffort", "Guaranteed"), ("Guaranteed", "BestEffort")):
+        said = [one(POD | {"qos_class": name}, [(0, float(name == "Guaranteed"))]) for name in classes]
+        found.add({"quality": said})
+        assert s.TIERS[found.tier(("", "shop", POD["pod"]))] == "prod"
+
+
+def test_of_two_scalers_of_a_workload_the_one_that_was_said_last_counts_in_whatever_order_they_come() -> None:
+    target = {"namespace": "shop", "scaletargetref_kind": "Deployment", "scaletargetref_name": "cart"}
+    old = one(target | {"horizontalpodautoscaler": "old"}, [(0, 1), (300, 1)])
+    new = one(target | {"horizontalpodautoscaler": "new"}, [(330, 1), (600, 1)])
+    for series in ([old, new], [new, old]):
+        found = owners_of([{"autoscaler": series}], DIALECT)
+        assert found.autoscaler(Workload("", "shop", "Deployment", "cart")) == "new"
+
+
 @pytest.mark.parametrize("none", ["", "<none>"])
 def test_a_job_or_a_set_without_an_owner_is_its_own_workload_whatever_its_name_looks_like(none: str) -> None:
     """kube-state-metrics 2 says that there is no owner by empty labels, older ones by `<none>`."""

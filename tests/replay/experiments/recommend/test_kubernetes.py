@@ -167,6 +167,7 @@ def test_a_kill_raises_the_request_no_further_than_the_memory_of_the_largest_mac
     (killed,) = (key for key, line in lines_of(report).items() if line["oom_kills"])
     free = lines_of(report)[killed]["memory"]
     assert (free["rule"], free["recommended"]) == ("out of memory", 2458 * MIB)  # 1.2 times 2 GiB, in whole MiB
+    assert free["reclaimable"] == REQUEST[1] - 2458 * MIB  # less than nothing
     cell = Dataset.open(cluster).cell()
     monkeypatch.setattr(Dataset, "cell", lambda *_: replace(cell, largest_machine=(64.0, 2.25 * GIB)))
     found = run_experiment(EXPERIMENT, cluster, tmp_path / "out", CONFIG, tracking=False)

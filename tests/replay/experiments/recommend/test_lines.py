@@ -42,7 +42,7 @@ def test_totals_by_hand() -> None:
 def test_the_tasks_of_the_last_day_are_compared_and_those_that_run_to_the_end_are_counted() -> None:
     days, cuts = 3 * DAY // SLOT, (HOUR, 3 * HOUR)
     tasks = [
-        (0, 0, [1.0] * days), (0, 0, [7.0] * (days // 3)), (0, 600, [2.0] * (days - 601)), (0, 700, [3.0] * 10),
+        (0, 0, [1.0] * days), (0, 0, [7.0] * (days // 3)), (0, 600, [2.0] * (days - 601)), (0, 700, [6.0] * 10),
         (1, 0, [4.0] * days),
     ]  # fmt: skip
     rows = rows_of(tasks, cuts=cuts, kills=[(0, HOUR, 70.0), (0, 5 * HOUR, 70.0)])
@@ -51,5 +51,16 @@ def test_the_tasks_of_the_last_day_are_compared_and_those_that_run_to_the_end_ar
     # the second task ended two days before the end, the third one lacks the last window, the fourth ended
     assert [mine.tolist() for mine in facts.tasks] == [[0, 2], [4]]
     assert facts.kills.tolist() == [2, 0]
-    np.testing.assert_allclose(facts.largest, [[3.0, 30.0], [4.0, 40.0]])
-    np.testing.assert_allclose(facts.spread, [[3 / 2, 3 / 2], [1.0, 1.0]])  # of 1, 2 and 3
+    np.testing.assert_allclose(facts.largest, [[6.0, 60.0], [4.0, 40.0]])
+    np.testing.assert_allclose(facts.spread, [[6 / 2, 6 / 2], [1.0, 1.0]])  # of 1, 2 and 6
+
+
+def test_of_a_workload_that_is_not_running_the_last_day_it_ran_counts_and_of_one_that_used_nothing_no_spread() -> None:
+    days, cuts = 3 * DAY // SLOT, (HOUR, 3 * HOUR)
+    tasks = [(0, 0, [1.0] * 24), (0, 0, [5.0] * 24), (1, 0, [0.0] * days)]  # the first workload ran for two hours
+    rows = rows_of(tasks, cuts=cuts)
+    of = lay_out(rows, largest_task(rows), cuts, hold_days=1, seen_days=7)
+    facts = _Facts.of(rows, of, of.of(NOW))
+    assert [mine.tolist() for mine in facts.tasks] == [[0, 1], [2]]
+    np.testing.assert_allclose(facts.largest, [[5.0, 50.0], [0.0, 0.0]])
+    np.testing.assert_allclose(facts.spread, [[5 / 3, 5 / 3], [np.nan, np.nan]])

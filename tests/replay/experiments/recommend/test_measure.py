@@ -30,7 +30,7 @@ from reclaim.replay.experiments.recommend import measure, names
 from reclaim.replay.experiments.recommend.decisions import lay_out
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over, _far_over_in_all, _period_facts
-from reclaim.replay.experiments.recommend.page import console_table, findings, summary_table, workload_table
+from reclaim.replay.experiments.recommend.page import console_table, findings, page, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.experiments.recommend.series import largest_task
@@ -59,6 +59,7 @@ def test_every_workload_has_a_request_and_the_totals_are_their_sums(report: Repl
     assert {line["tasks"] for line in lines} == {3}
     for r, limit in (("cpu", 1.0), ("memory", 2.0)):
         assert {line[r]["request"] for line in lines} == {limit}  # the request is taken to be the limit
+        assert all(line[r]["change"] == pytest.approx(line[r]["recommended"] / limit - 1) for line in lines)
         reclaimable = sum(3 * (limit - line[r]["recommended"]) for line in lines)
         assert report.results["totals"][r]["reclaimable"] == pytest.approx(reclaimable)
         assert report.results["totals"][r]["share"] == pytest.approx(reclaimable / (30 * limit))
@@ -412,6 +413,59 @@ def test_a_workload_without_a_window_in_the_backtest_is_not_lowered(dataset: Pat
     found = recommend(changed(dataset, tmp_path, stops), tmp_path / "out", config)
     kept = {line["collection_id"]: line["memory"] for line in found.results["workloads"]}[silent]
     assert (kept["rule"], kept["recommended"]) == ("unknown", kept["request"])
+
+
+def test_each_line_has_the_backtest_of_its_own_workload_where_one_before_it_is_left_out(
+    dataset: Path, report: ReplayReport, tmp_path: Path
+) -> None:
+    stored = Dataset.open(dataset)
+    gone = int(np.sort(stored.read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID].to_numpy())[0])
+    until = FeatureSet.open(dataset).cuts_us[1] + 3_600_000_000
+
+    def ends(table: pa.Table) -> pa.Table:
+        late = (table[s.COLLECTION_ID].to_numpy() == gone) & (table[s.START_US].to_numpy() >= until)
+        return table.filter(pa.array(~late))
+
+    copy = tmp_path / "cell"
+    shutil.copytree(dataset, copy)
+    shutil.rmtree(copy / "features")
+    for path in (copy / "usage").iterdir():
+        pq.write_table(ends(pq.read_table(path)), path)
+    build_features(Dataset.open(copy))
+    found = recommend(copy, tmp_path / "out", replace(CONFIG, seen_days=0.1)).results
+    assert found["left_out"] == 1
+    before = {line["collection_id"]: line for line in report.results["workloads"]}
+    assert before.keys() - {line["collection_id"] for line in found["workloads"]} == {gone}
+    for line in found["workloads"]:
+        for r in s.RESOURCES:
+            for key in ("violation", "as_requested"):
+                assert line[r][key] == before[line["collection_id"]][r][key]
+    assert len({str(line["cpu"]["violation"]) for line in found["workloads"]}) > 5
+
+
+def test_the_notes_of_every_estimator_that_won_a_resource_are_on_the_page(report: ReplayReport) -> None:
+    first, second, *others = report.results["estimators"]
+
+    def won(one: dict[str, Any], *resources: str) -> dict[str, Any]:
+        of = {r: {**one["resources"][r], "won": r in resources} for r in s.RESOURCES}
+        return {**one, "resources": of, "notes": ["a note"]}
+
+    estimators = [won(first, "cpu"), won(second, "memory"), *map(won, others)]
+    found = page({**report.results, "estimators": estimators})
+    assert found["notes"] == [f"{first['name']}: a note", f"{second['name']}: a note"]
+
+
+def test_a_workload_with_two_days_of_backtest_has_an_interval_and_no_warning(report: ReplayReport) -> None:
+    def said(days: int) -> bool:
+        lines = [
+            {**line, **{r: {**line[r], "violation": {**line[r]["violation"], "days": days}} for r in s.RESOURCES}}
+            for line in report.results["workloads"]
+        ]
+        return any(
+            "no workload has more than one day" in one for one in findings({**report.results, "workloads": lines})
+        )
+
+    assert (said(1), said(2)) == (True, False)
 
 
 def test_after_half_a_day_of_backtest_no_workload_is_lowered_that_went_far_over_its_budget(

@@ -410,6 +410,7 @@ def test_patches_go_into_an_empty_folder_and_into_none_with_a_note_of_another(tm
     ("value", "low", "verdict"),
     [
         (0.001, 0.0, "within the budget"), (0.002, 0.0005, "within the noise"), (0.002, 0.0015, "exceeds the budget"),
+        (0.001, 0.001, "within the budget"), (0.002, 0.001, "within the noise"),
         (0.002, None, "unknown"), (None, None, ""),
     ],
 )  # fmt: skip

@@ -168,6 +168,8 @@ def test_the_need_of_a_window_is_at_most_its_limit_and_a_day_of_the_period_begin
     assert np.unique(judged.need[:, 0]).tolist() == [8.0]
     assert np.bincount(judged.day).tolist() == [24 * 12, 4 * 12]
     assert np.unique(judged.seconds).tolist() == [300.0]
+    rows.limit[:, 0] = np.nan
+    assert np.unique(Judged.of(rows, of, TEST, cuts[1]).need[:, 0]).tolist() == [9.0]  # no limit is known
 
 
 def test_a_backtest_by_hand() -> None:
@@ -182,6 +184,7 @@ def test_a_backtest_by_hand() -> None:
     violated, reclaimed = shares(judged.by_workload(requests))
     np.testing.assert_allclose(violated[:, 0], [3 / 4, 0])
     np.testing.assert_allclose(reclaimed[:, 0], [11 / 16, nan])
+    np.testing.assert_array_equal(reclaimed[:, 1], [nan, nan])  # nothing is known to be needed, so nothing was given
     assert judged.most(3)[:, 0].tolist() == [3, 1, 5]
     one, other = of_each_workload(judged, requests, Bootstrap(draws=200, seed=1, confidence=0.9))
     # of the first day half is violated, of the second all
