@@ -8,10 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S
+from reclaim.serving.feed import named
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 from reclaim.serving.feed.named import SUFFIXES, check_out, with_names, write_named
 from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
@@ -113,16 +115,45 @@ def test_each_reservation_stands_by_the_names_of_its_container_and_one_of_an_unk
 
 def test_the_suffix_of_a_file_chooses_its_format_and_its_folder_is_made(tmp_path: Path) -> None:
     table, folder = pa.table({"pod": ["cart-0"], "cpu_reservation": [0.5]}), tmp_path / "new" / "folder"
-    csv, parquet, prom = (folder / f"reservations{suffix}" for suffix in SUFFIXES)
-    for out in (csv, parquet):
+    as_csv, parquet, prom = (folder / f"reservations{suffix}" for suffix in SUFFIXES)
+    for out in (as_csv, parquet):
         check_out(out)
         write_named(NamedMetrics(table), out)
-    assert csv.read_text() == '"pod","cpu_reservation"\n"cart-0",0.5\n'
+    assert as_csv.read_text() == '"pod","cpu_reservation"\n"cart-0",0.5\n'
     assert pq.read_table(parquet).equals(table)
     metrics = NamedMetrics(until_us=7_000_000)
     write_named(metrics, prom)
     assert prom.read_bytes() == text_of(metrics)
     assert b"reclaim_feed_until_timestamp_seconds 7.0" in prom.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(_: object, partial: Path | None = None) -> None:
+        if partial is not None:
+            partial.write_bytes(b"half")
+        raise OSError("no room")
+
+    out = tmp_path / f"reservations{suffix}"
+    out.write_bytes(b"as it was")
+    monkeypatch.setattr(pq, "write_table", breaks)
+    monkeypatch.setattr(csv, "write_csv", breaks)
+    monkeypatch.setattr(named, "text_of", breaks)
+    with pytest.raises(OSError, match="no room"):
+        write_named(NamedMetrics(pa.table({"pod": ["cart-0"]})), out)
+    assert out.read_bytes() == b"as it was"
+
+
+def test_a_reservation_of_nothing_is_shown_as_zero() -> None:
+    names = {name: ["x"] for name in (s.NAMESPACE, s.POD, s.CONTAINER)} | {s.CLUSTER: [None], s.END_US: [5_000_000]}
+    amounts: dict[str, list[float | None]] = {f"{r}_reservation": [0.0] for r in s.RESOURCES}
+    amounts |= {f"{r}_{what}": [None] for r in s.RESOURCES for what in ("limit", "request")}
+    table = pa.table(names | amounts | {f"{r}_rule": ["statistic"] for r in s.RESOURCES})
+    text = text_of(NamedMetrics(table)).decode()
+    assert 'reclaim_container_cpu_reservation_cores{container="x",namespace="x",pod="x"} 0.0' in text
+    assert "reclaim_container_cpu_limit_cores{" not in text
 
 
 def test_a_file_of_another_suffix_and_a_folder_are_refused_each_by_what_it_is(tmp_path: Path) -> None:

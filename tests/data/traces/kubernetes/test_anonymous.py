@@ -88,10 +88,8 @@ def test_names_that_stand_in_two_places_are_two_names(tmp_path: Path) -> None:
     numbers = _Numbers(tmp_path)
 
     def named(cluster: str | None, space: str, kind: str) -> list[str | None]:
-        row = dict.fromkeys(
-            (s.CLUSTER, s.NAMESPACE, s.WORKLOAD_KIND, s.WORKLOAD, s.CONTAINER, s.POD, s.AUTOSCALER), "x"
-        )
-        row = {**row, s.CLUSTER: cluster, s.NAMESPACE: space, s.WORKLOAD_KIND: kind, s.MACHINE_NAME: "x"}
+        row: dict[str, str | None] = {s.CLUSTER: cluster, s.NAMESPACE: space, s.WORKLOAD_KIND: kind}
+        row |= dict.fromkeys((s.WORKLOAD, s.CONTAINER, s.POD, s.AUTOSCALER, s.MACHINE_NAME), "x")
         _names(row, numbers.of_text)
         return list(row.values())
 

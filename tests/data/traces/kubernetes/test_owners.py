@@ -44,6 +44,27 @@ def test_a_job_belongs_to_its_cron_job_and_runs_share_a_name() -> None:
     assert Workload("eu", "a", "Job", "7").logical_name("c") == "Job/7/c"
 
 
+def test_the_owners_of_pods_that_are_kept_stay_and_all_others_are_forgotten() -> None:
+    found = Owners(DIALECT)
+    for cluster in ("", "shop"):  # a set of the same name in each
+        labels = {"namespace": "shop"} | ({"cluster": cluster} if cluster else {})
+        of_set = labels | {
+            "pod": f"web{cluster}-x",
+            "owner_kind": "ReplicaSet",
+            "owner_name": f"web{cluster}-7d9f8b6c5x",
+        }
+        of_job = labels | {"pod": f"run{cluster}-x", "owner_kind": "Job", "owner_name": f"run{cluster}"}
+        set_of = labels | {"replicaset": of_set["owner_name"], "owner_kind": "Rollout", "owner_name": "web"}
+        job_of = labels | {"job_name": of_job["owner_name"], "owner_kind": "Workflow", "owner_name": "run"}
+        for role, series in (("owner", [of_set, of_job]), ("replicaset_owner", [set_of]), ("job_owner", [job_of])):
+            found.add({role: [one(of, [(0, 1)]) for of in series]})
+    kept = {("", "shop", "web-x"), ("", "shop", "run-x")}
+    found.keep(kept)
+    assert found.pods.keys() == kept
+    assert [found.workload(pod).kind for pod in sorted(kept)] == ["Workflow", "Rollout"]
+    assert (len(found.sets), len(found.jobs)) == (1, 1)
+
+
 def test_the_quality_of_a_pod_is_the_one_that_is_true() -> None:
     """There is a series of each class, of which one has the value 1."""
     found = Owners(DIALECT)

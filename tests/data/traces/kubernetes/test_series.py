@@ -6,7 +6,8 @@ import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.traces.history import PIECE_S
-from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
+from reclaim.data.traces.kubernetes.series import by_container
+from tests.data.traces.kubernetes.histories import APP, DIALECT, POD, beat, counter, fold, one
 
 
 def test_labels_that_a_scrape_renamed_are_read() -> None:
@@ -19,6 +20,14 @@ def test_labels_that_a_scrape_renamed_are_read() -> None:
     rows, _, made = fold(usage | {"owner": [owner], "request": [request]})
     assert {row[s.CPU_REQUEST] for row in rows} == {1.5}
     assert [task.workload.kind for task in made.tasks.values()] == ["DaemonSet"]
+
+
+def test_usage_of_a_whole_pod_is_of_no_container() -> None:
+    """The cgroup of a pod is measured, too: it has no container, and would be added to those of its own."""
+    alone = {"cpu": [one(APP, counter(0, 3600, 0.5))]}
+    both = {"cpu": [*alone["cpu"], one(POD, counter(0, 3600, 0.7)), one(POD | {"container": ""}, counter(0, 3600, 1))]}
+    assert by_container(both["cpu"], DIALECT) == by_container(alone["cpu"], DIALECT)
+    assert fold(both)[0] == fold(alone)[0]
 
 
 def test_of_several_scrapers_one_is_taken_and_they_are_not_added() -> None:

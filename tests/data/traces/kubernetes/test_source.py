@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from reclaim.cli.results import of_ingest
@@ -18,7 +19,7 @@ from reclaim.data.survey.facts import survey
 from reclaim.data.survey.page import render_page
 from reclaim.data.survey.tables import summary
 from reclaim.data.traces.dialect import load_dialect, parse_dialect
-from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, piece_path, read_piece, write_piece
+from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, History, piece_path, read_piece, write_piece
 from reclaim.data.traces.kubernetes.source import kubernetes
 from tests.data.traces.kubernetes.histories import APP, DIALECT, POD, T0, beat, counter, one, write_history
 
@@ -95,6 +96,20 @@ def test_kills_of_containers_without_a_window_are_counted_where_they_are_said_to
     (unseen,) = ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2)).findings
     assert "no window, which are not in the dataset: 1 of 2." in unseen
     assert unseen.endswith("They had 23 out-of-memory kills, as a container that dies as it starts.")
+
+
+def test_a_history_of_other_samples_has_other_tables(tmp_path: Path) -> None:
+    folder = write_history(tmp_path / "history", {"cpu": [one(APP, counter(0, 7200, 0.3))]})
+    first = kubernetes(folder)
+    usage = folder / "tables" / "usage-0000.parquet"
+    before = pq.read_table(usage)[s.CPU_MEAN].to_pylist()
+    made = usage.stat().st_mtime_ns
+    assert kubernetes(folder).options == first.options
+    assert usage.stat().st_mtime_ns == made  # not made again
+    (piece,) = History.open(folder).pieces()
+    write_piece(piece, {"cpu": [one(APP, counter(0, 7200, 0.6))]})
+    assert kubernetes(folder).options != first.options
+    assert pq.read_table(usage)[s.CPU_MEAN].to_pylist() == pytest.approx([2 * mean for mean in before])
 
 
 def test_an_ingest_of_which_all_is_known_has_no_such_lines(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from reclaim.replay.experiments.recommend.answers import (
     ask_all,
     ask_model,
     ask_statistics,
+    settings_in_words,
 )
 from reclaim.replay.experiments.recommend.decisions import NOW, Decisions, lay_out
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT
@@ -177,6 +178,10 @@ def test_a_resource_without_a_known_demand_has_no_answer_and_that_alone_is_said_
     assert [note for note in found.notes if note.startswith("memory")] == [
         "memory: no validation window has a limit and a known demand, so requests stay as they are"
     ]
+
+
+def test_a_setting_of_zero_is_said_and_one_that_is_left_to_the_estimator_is_not() -> None:
+    assert settings_in_words({"level": 98, "lag": 0, "n": None}) == "level 98, lag 0"
 
 
 def test_without_tuning_a_statistic_has_its_first_candidate_alone() -> None:

@@ -30,6 +30,7 @@ from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
+from tests.replay.experiments.recommend.test_series import first_ends
 
 GIB = 2.0**30
 MIB = 2.0**20
@@ -210,6 +211,20 @@ def test_each_workload_has_the_violations_of_what_it_requested_then(report: Repl
         for k, r in enumerate(s.RESOURCES):
             assert line[r]["as_requested"] == pytest.approx(rates[k])
     assert sum(line["cpu"]["as_requested"] for line in report.results["workloads"]) > 0
+
+
+def test_a_line_has_the_violations_of_its_own_requests_where_a_workload_before_it_is_left_out(
+    cluster: Path, report: ReplayReport, tmp_path: Path
+) -> None:
+    first_ends(cluster, tmp_path / "cell")
+    config = replace(CONFIG, seen_days=0.1)
+    found = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False).results
+    assert found["left_out"] == 1
+    before = {line["collection_id"]: line for line in report.results["workloads"]}
+    for line in found["workloads"]:
+        for r in s.RESOURCES:
+            assert line[r]["as_requested"] == before[line["collection_id"]][r]["as_requested"]
+    assert len({line["cpu"]["as_requested"] for line in found["workloads"]}) > 3
 
 
 def test_requests_that_rest_on_means_are_said_to_be_lower_bounds(report: ReplayReport) -> None:

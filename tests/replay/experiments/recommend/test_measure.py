@@ -27,9 +27,16 @@ from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST, TEST_UNSEEN
 from reclaim.replay.experiments.recommend import measure, names
+from reclaim.replay.experiments.recommend.answers import Contender
 from reclaim.replay.experiments.recommend.decisions import lay_out
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, _far_over, _far_over_in_all, _period_facts
+from reclaim.replay.experiments.recommend.measure import (
+    EXPERIMENT,
+    _far_over,
+    _far_over_in_all,
+    _period_facts,
+    _winners,
+)
 from reclaim.replay.experiments.recommend.page import console_table, findings, page, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
@@ -37,7 +44,7 @@ from reclaim.replay.experiments.recommend.series import largest_task
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 from tests.browser import found_in
-from tests.replay.experiments.recommend.test_series import HOUR, rows_of
+from tests.replay.experiments.recommend.test_series import HOUR, first_ends, rows_of
 
 HOLD_DAYS = 0.25
 CONFIG = RecommendConfig(estimators=("max-so-far", "percentile", "krr"), hold_days=HOLD_DAYS, draws=50, min_change=0.05)
@@ -372,13 +379,13 @@ def test_the_page_of_a_dataset_without_names_says_that_it_is_anonymous(
 
 def test_the_times_and_collections_of_the_backtest_by_hand() -> None:
     # a history from 1 to 6 h, of which 2 h are for training, 1 for validation and 2 for the test, with requests that
-    # hold for an hour; the second collection is new in the last hour
+    # hold for an hour; the second collection is new in the last hour, the third is a copy of the first
     cuts = (3 * HOUR, 4 * HOUR)
-    rows = rows_of([(0, 12, [1.0] * 60), (1, 60, [1.0] * 12)], cuts=cuts)
+    rows = rows_of([(0, 12, [1.0] * 60), (1, 60, [1.0] * 12), (2, 12, [1.0] * 60)], cuts=cuts)
     rows.group[rows.workload == 1] = TEST_UNSEEN
     decisions = lay_out(rows, largest_task(rows), cuts, hold_days=1 / 24, seen_days=1)
     assert _period_facts(rows, decisions, cuts) == {
-        "test_task_windows": 36, "test_hours": 2.0, "valid_hours": 1.0, "history_hours": 5.0, "test_collections": 2,
+        "test_task_windows": 60, "test_hours": 2.0, "valid_hours": 1.0, "history_hours": 5.0, "test_collections": 3,
         "unseen_collections": 1, "test_decisions": 2,
     }  # fmt: skip
 
@@ -418,29 +425,30 @@ def test_a_workload_without_a_window_in_the_backtest_is_not_lowered(dataset: Pat
 def test_each_line_has_the_backtest_of_its_own_workload_where_one_before_it_is_left_out(
     dataset: Path, report: ReplayReport, tmp_path: Path
 ) -> None:
-    stored = Dataset.open(dataset)
-    gone = int(np.sort(stored.read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID].to_numpy())[0])
-    until = FeatureSet.open(dataset).cuts_us[1] + 3_600_000_000
-
-    def ends(table: pa.Table) -> pa.Table:
-        late = (table[s.COLLECTION_ID].to_numpy() == gone) & (table[s.START_US].to_numpy() >= until)
-        return table.filter(pa.array(~late))
-
-    copy = tmp_path / "cell"
-    shutil.copytree(dataset, copy)
-    shutil.rmtree(copy / "features")
-    for path in (copy / "usage").iterdir():
-        pq.write_table(ends(pq.read_table(path)), path)
-    build_features(Dataset.open(copy))
-    found = recommend(copy, tmp_path / "out", replace(CONFIG, seen_days=0.1)).results
+    gone = first_ends(dataset, tmp_path / "cell")
+    found = recommend(tmp_path / "cell", tmp_path / "out", replace(CONFIG, seen_days=0.1)).results
     assert found["left_out"] == 1
     before = {line["collection_id"]: line for line in report.results["workloads"]}
     assert before.keys() - {line["collection_id"] for line in found["workloads"]} == {gone}
     for line in found["workloads"]:
         for r in s.RESOURCES:
-            for key in ("violation", "as_requested"):
-                assert line[r][key] == before[line["collection_id"]][r][key]
+            assert line[r]["violation"] == before[line["collection_id"]][r]["violation"]
     assert len({str(line["cpu"]["violation"]) for line in found["workloads"]}) > 5
+
+
+def test_the_recommendation_does_not_depend_on_how_many_rows_are_laid_out_at_once(
+    dataset: Path, report: ReplayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reclaim.replay.experiments.recommend.series._AT_ONCE", 1_000)  # less than two workloads
+    assert recommend(dataset, tmp_path / "out").results["workloads"] == report.results["workloads"]
+
+
+def test_of_each_resource_the_most_reclaiming_estimator_wins_and_none_by_an_unknown_share() -> None:
+    nan, bare = float("nan"), np.zeros((0, 2))
+    shares = {"a": (0.2, 0.1), "b": (nan, 0.3), "c": (0.2, nan)}
+    of = [Contender(name, "statistical", bare, ({}, {}), (0.0, 0.0), (0.0, 0.0), share, ())
+          for name, share in shares.items()]  # fmt: skip
+    assert [one.name for one in _winners(of)] == ["a", "b"]  # the first of equals
 
 
 def test_the_notes_of_every_estimator_that_won_a_resource_are_on_the_page(report: ReplayReport) -> None:

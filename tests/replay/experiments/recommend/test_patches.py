@@ -364,7 +364,7 @@ def test_a_workload_changes_where_one_request_of_it_does() -> None:
     ("resource", "amount", "text"),
     [
         ("cpu", 0.25, "250m"), ("cpu", 2.0, "2"), ("cpu", 1.1, "1100m"), ("cpu", 0.0, "0"),
-        ("cpu", 0.29, "290m"),  # 289.99999999999994 thousandths
+        ("cpu", 1.001, "1001m"),  # 1000.9999999999999 thousandths
         ("memory", 256 * MIB, "256Mi"), ("memory", 1e8, "100000000"), ("memory", 256.5 * MIB, "268959744"),
     ],
 )  # fmt: skip

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data import windows as w
+from reclaim.data.dataset import Dataset
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.windows import empty_windows
+from reclaim.features.build import build_features
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SEEN, TEST, TRAIN, VALID
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.recommend.answers import _target, ask_statistics
@@ -172,6 +180,20 @@ def test_the_need_of_a_window_is_at_most_its_limit_and_a_day_of_the_period_begin
     assert np.unique(Judged.of(rows, of, TEST, cuts[1]).need[:, 0]).tolist() == [9.0]  # no limit is known
 
 
+def first_ends(dataset: Path, copy: Path) -> int:
+    """Copy a dataset of which the first collection ends an hour into the test, with features; return its id."""
+    collections = Dataset.open(dataset).read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID].to_numpy()
+    first, until = int(collections.min()), FeatureSet.open(dataset).cuts_us[1] + HOUR
+    shutil.copytree(dataset, copy)
+    shutil.rmtree(copy / "features")
+    for path in (copy / "usage").iterdir():
+        table = pq.read_table(path)
+        late = (table[s.COLLECTION_ID].to_numpy() == first) & (table[s.START_US].to_numpy() >= until)
+        pq.write_table(table.filter(pa.array(~late)), path)
+    build_features(Dataset.open(copy))
+    return first
+
+
 def test_a_backtest_by_hand() -> None:
     nan = float("nan")
     judged = Judged(
@@ -192,6 +214,9 @@ def test_a_backtest_by_hand() -> None:
     assert one["cpu"] == {"value": 0.75, "low": 0.5, "high": 1.0, **counts}
     assert other["cpu"] == {"value": 0.0, "low": None, "high": None, "windows": 1, "violations": 0, "days": 1}
     assert one["memory"] == {"value": None, "low": None, "high": None, "windows": 0, "violations": 0, "days": 0}
+    # a half of all draws has each day once, and a quarter either twice: no day after the last one is drawn
+    middle = of_each_workload(judged, requests, Bootstrap(draws=200, seed=1, confidence=0.4))[0]["cpu"]
+    assert (middle["low"], middle["high"]) == (0.75, 0.75)
     withheld = np.array([[False, False], [True, False], [False, False]])
     np.testing.assert_allclose(shares(judged.without(withheld).by_workload(requests))[0][:, 0], [1 / 2, 0])
 
