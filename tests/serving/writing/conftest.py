@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from reclaim.serving.models.scorer import Scorer
+from reclaim.serving.writing import snapshotter
 from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import loaded
 from tests.serving.writing.running import SETTINGS, Service
@@ -31,6 +32,12 @@ def start(scorer: Scorer, tmp_path: Path) -> Iterator[Callable[..., Service]]:
     yield start
     for service in running:
         service.close()
+
+
+@pytest.fixture
+def mends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a store that refuses writes be tried again at once."""
+    monkeypatch.setattr(snapshotter, "MEND_S", 0.05)
 
 
 @pytest.fixture

@@ -131,15 +131,18 @@ def crashed(service: Service, start: Callable[..., Service], torn: bytes = b"", 
 
 
 def appended(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return a list that grows with every record appended: its kind, and how many rows it has."""
+    """Return a list that grows with every record appended: its kind, and how many windows or facts it has."""
     assert service.store is not None
     told: list[tuple[str, int]] = []
     append = service.store.append
 
     def spy(kind: str, payload: Any) -> int:
-        read = log_records.read_windows if kind == log_records.WINDOWS else log_records.read_facts
-        rows: Any = read(memoryview(payload))
-        told.append((kind, len(rows) if isinstance(rows, Windows) else rows.rows))
+        n = 0
+        if kind == log_records.WINDOWS:
+            n = len(log_records.read_windows(memoryview(payload)))
+        elif kind == log_records.FACTS:
+            n = log_records.read_facts(memoryview(payload)).rows
+        told.append((kind, n))
         return append(kind, payload)
 
     monkeypatch.setattr(service.store, "append", spy)
