@@ -38,7 +38,7 @@ windows_of_tasks = st.lists(st.tuples(TASKS, st.integers(0, 11), st.integers(1, 
 
 
 def slowly(events: list[Event], task: tuple[int, int], start: int, end: int) -> dict[str, Any]:
-    """Return what holds in a window, as the docstring of ``policy_of`` says, word by word; in the order of the events."""
+    """Return what holds in a window, as the docstring of ``policy_of`` says; events hold in the order given."""
     mine = [e for e in events if e.task == task and e.time != s.AFTER_TRACE_US]
     starts = [e.time for e in mine if e.kind == s.EventType.SCHEDULE and e.time < end]
     scheduled = starts[-1] if starts else None
