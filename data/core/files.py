@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from reclaim.data.errors import ConfigError, StoreError
 
@@ -36,16 +36,23 @@ def retired_of(path: Path) -> Path:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error."""
+    """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error.
+
+    Raises
+    ------
+    ConfigError
+        Another process is writing ``path``.
+    """
     partial = partial_of(path)
-    try:
-        partial.touch()  # where nothing can be written, its error names the place; those of other libraries do not
-        yield partial
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+    with _locked_at(partial, ConfigError(f"{path}: another run is writing it; wait for it")) as file:
+        try:
+            file.truncate(0)  # what a killed process left
+            yield partial
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -185,23 +192,28 @@ def _staging_of(path: Path) -> Iterator[Path]:
             shutil.rmtree(staging, ignore_errors=True)  # deletes the lock too, so it comes last
 
 
-def _lock_in(folder: Path, busy: Exception) -> IO[str]:
+def _lock_in(folder: Path, busy: Exception) -> IO[bytes]:
     """Return the locked file of a folder that its holder deletes at the end."""
     while True:
         with _naming_the_remedy():
             folder.mkdir(parents=True, exist_ok=True)
-            try:
-                file = (folder / _LOCK).open("w")
-            except FileNotFoundError:  # another process has just ended and deleted the folder
-                continue
+            with suppress(FileNotFoundError):  # another process has just ended and deleted the folder
+                return _locked_at(folder / _LOCK, busy)
+
+
+def _locked_at(path: Path, busy: Exception) -> IO[bytes]:
+    """Return the locked file of a name that its holder deletes or gives to another file at the end."""
+    while True:
+        file = path.open("ab")
         try:
             lock(file, busy)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
         except BaseException:
             file.close()
             raise
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # that process deleted this lock as well, so it excludes no other process
+        file.close()  # its holder has just ended, so this lock excludes no other process
 
 
 @contextmanager
@@ -218,7 +230,7 @@ def _naming_the_remedy() -> Iterator[None]:
         ) from error
 
 
-def lock(file: IO[str] | int, busy: Exception | None) -> None:
+def lock(file: IO[Any] | int, busy: Exception | None) -> None:
     """Lock an open file until it is closed; raise ``busy``, or wait without it, if another process has it.
 
     The system releases the lock of a killed process.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, working_folder
-from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.seen import SEEN, sample_windows
@@ -126,8 +126,8 @@ def run_training(
     Each keeps its own periods; two parts of one trace whose times overlap are best ingested as one dataset, for the
     later rows of one may be trained on in the other.
 
-    Run again with the same settings on the same data, it finds the finished run and does nothing; killed anywhere and
-    run again, it goes on from the last epoch and ends the same.
+    Run again with the same settings on the same data, it finds the finished run and does nothing, unless the files of
+    that run or of its model are gone; killed anywhere and run again, it goes on from the last epoch and ends the same.
 
     Of the processes that torchrun starts, the first calls this and each other one ``assist_training``. On Ray this
     process alone calls it; workers fit, and everything else is done here.
@@ -163,19 +163,22 @@ def run_training(
     sources = open_sources(datasets if isinstance(datasets, Sequence) else [datasets])
     key = _key(sources, config)
     before = tracking.find_runs(config.experiment, tags={tracking.KEY_TAG: key})
-    finished = [run for run in before if run.status == "FINISHED"]
-    if finished and not force:
+    checkpoints = _checkpoints(sources, key)
+    busy = ConfigError(f"{checkpoints}: another process is at this training; wait for it")
+    reused = None if force else _finished_report(before, say)
+    if reused is not None:
         with learner.together(config, go=False):
-            say(f"already trained: run {finished[0].run_id}")
-        return _with_champion(replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True))
+            say(f"already trained: run {reused.run_id}")
+        if checkpoints.exists():  # of a process that was killed once the run had ended
+            with suppress(ConfigError), working_folder(checkpoints, busy):
+                pass
+        return _with_champion(reused)
     if engine.name == "local":
         learner.check(config)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises before the fit what would be raised after it
     rows = _validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
-    checkpoints = _checkpoints(sources, key)
     run_name = config.run_name(source.name for source in sources)
-    busy = ConfigError(f"{checkpoints}: another process is at this training; wait for it")
     with (
         working_folder(checkpoints, busy),
         tracking.start_run(
@@ -198,6 +201,20 @@ def run_training(
     with suppress(OSError):  # another run's checkpoint may be next to it
         checkpoints.parent.rmdir()
     return _with_champion(report)
+
+
+def _finished_report(runs: Sequence[tracking.RunRecord], say: Callable[[str], object]) -> TrainReport | None:
+    """Return the report of the newest finished run whose model can still be read; None where there is none."""
+    for run in runs:
+        if run.status == "FINISHED":
+            try:
+                report = TrainReport(**tracking.load_dict(run.run_id, _REPORT))
+                tracking.fetch_bundle(f"{report.model}/{report.version}")
+            except ModelError as error:
+                say(f"run {run.run_id} is finished, but its result is gone: {error}")
+            else:
+                return replace(report, reused=True)
+    return None
 
 
 def _make_ready(

@@ -192,7 +192,8 @@ def tune(
             config_file=str(config_file), trials_file=str(file), seconds=time.perf_counter() - started,
         )  # fmt: skip
         with tracking.start_run(EXPERIMENT, config.estimator, run_id=run_id) as run:
-            run.log_metrics({"valid_loss": report.best_loss, "trials": report.trials, "pruned": report.pruned})
+            found = {"valid_loss": report.best_loss, "trials": report.trials, "pruned": report.pruned}
+            run.log_metrics(found, step=report.trials)
             run.log_dict(asdict(report), "report.json")
             run.log_artifact(config_file)
     return report

@@ -107,11 +107,16 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
 
 
 class Run:
-    """A run under way: everything that is written of it goes through here."""
+    """A run under way: everything that is written of it goes through here.
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    Metrics have the time of the run's start: the store keeps one of those that a run, killed and gone on with, logs
+    again.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, started_ms: int) -> None:
         self._client = client
         self.run_id = run_id
+        self._started_ms = started_ms
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log a nested mapping of settings; inner names are joined with dots."""
@@ -120,20 +125,17 @@ class Run:
         flat = {k: v if isinstance(v, str) else json.dumps(v) for k, v in flatten(params).items()}
         self._client.log_batch(self.run_id, params=[Param(k, v) for k, v in flat.items()])
 
-    def log_metrics(self, metrics: Mapping[str, Any]) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any], *, step: int = 0) -> None:
         """Log a nested mapping of numbers; inner names are joined with dots, what is not finite is left out."""
-        self.log_history([metrics])
+        self.log_history([metrics], first=step)
 
-    def log_history(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def log_history(self, history: Sequence[Mapping[str, Any]], *, first: int = 0) -> None:
         """Log one mapping of numbers per step, all at once."""
-        import time
-
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
         entries = [
-            Metric(name, float(value), now, step)
-            for step, metrics in enumerate(history)
+            Metric(name, float(value), self._started_ms, step)
+            for step, metrics in enumerate(history, first)
             for name, value in flatten(metrics).items()
             if isinstance(value, (int, float)) and math.isfinite(value)
         ]
@@ -206,9 +208,8 @@ def start_run(
     """
     client = store_client()
     import mlflow
-    from mlflow.exceptions import MlflowException
 
-    try:
+    with _store_named("does not record the run"):
         experiment_id = _experiment_id(client, experiment)
         outer, uri = mlflow.active_run(), default_tracking_uri()
         elsewhere = outer is not None and mlflow.get_tracking_uri() != uri
@@ -221,10 +222,19 @@ def start_run(
         ):  # fmt: skip
             if elsewhere and not run_id:
                 client.delete_tag(active.info.run_id, PARENT)
-            yield Run(client, active.info.run_id)
+            yield Run(client, active.info.run_id, active.info.start_time)
+
+
+@contextmanager
+def _store_named(fails: str) -> Iterator[None]:
+    """Raise ModelError, with the store and what it fails to do, in place of MLflow's own errors."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
     except MlflowException as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{default_tracking_uri()} does not record the run ({reason}); run it again") from error
+        raise ModelError(f"{default_tracking_uri()} {fails} ({reason}); run it again") from error
 
 
 def register_bundle(
@@ -232,7 +242,7 @@ def register_bundle(
 ) -> ModelVersion:
     """Log a bundle as a model of the active run, and register it.
 
-    Called again for a run whose version is registered already (it was killed later), it only returns it.
+    Called again for a run that was killed, it goes on with the version, or the logged model, that is there.
 
     Parameters
     ----------
@@ -251,7 +261,7 @@ def register_bundle(
     if mine:
         newest = max(mine, key=lambda v: int(v.version))
     else:
-        uri, model_id = _log_model(folder, inputs, outputs)
+        uri, model_id = _logged_model(run) or _log_model(folder, inputs, outputs)
         if not client.search_registered_models(f"name='{name}'"):
             client.create_registered_model(name)
         newest = client.create_model_version(name, source=uri, run_id=run.run_id, model_id=model_id)
@@ -260,12 +270,28 @@ def register_bundle(
 
 def move_alias(version: ModelVersion, alias: str) -> None:
     """Point an alias to a version from now on."""
-    store_client().set_registered_model_alias(version.name, alias, version.version)
+    client = store_client()
+    with _store_named(f"does not make {version.name}/{version.version} the {alias}"):
+        client.set_registered_model_alias(version.name, alias, version.version)
 
 
 def describe_version(version: ModelVersion, text: str) -> None:
     """Set what the registry says of a version, as Markdown."""
-    store_client().update_model_version(version.name, version.version, description=text)
+    client = store_client()
+    with _store_named(f"does not describe {version.name}/{version.version}"):
+        client.update_model_version(version.name, version.version, description=text)
+
+
+def _logged_model(run: Run) -> tuple[str, str] | None:
+    """Return URI and id of the whole model that a run has logged; those that it was killed in are deleted."""
+    client, whole = run._client, None
+    experiment = client.get_run(run.run_id).info.experiment_id
+    for model in client.search_logged_models([experiment], f"source_run_id='{run.run_id}'"):
+        if model.status == "READY":
+            whole = model.model_uri, model.model_id
+        else:
+            client.delete_logged_model(model.model_id)
+    return whole
 
 
 def _log_model(folder: Path, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, str]:
@@ -302,19 +328,22 @@ def resolve_model(reference: str) -> ModelVersion:
     from mlflow.exceptions import MlflowException
 
     client = store_reader(f"model {reference}")
-    try:
-        return version_of(client, reference)
-    except MlflowException as error:
-        absent = error.error_code in ABSENT
-        latest = _latest_in_place_of(client, reference) if absent else None
-        remedy = (
-            "train one with `reclaim train`"
-            if latest is None
-            else f"`reclaim promote DATASET --model {latest}` serves the latest that was trained if it is not worse, "
-            f"`--model {latest}` takes it as it is"
-        )
-        kind = ModelAbsentError if absent else ModelError
-        raise kind(f"no model {reference} in {default_tracking_uri()} ({error.message}); {remedy}") from error
+    with _store_named(f"does not find model {reference}"):
+        try:
+            return version_of(client, reference)
+        except MlflowException as error:
+            if error.error_code not in ABSENT:
+                raise
+            latest = _latest_in_place_of(client, reference)
+            remedy = (
+                "train one with `reclaim train`"
+                if latest is None
+                else f"`reclaim promote DATASET --model {latest}` serves the latest that was trained if it is not "
+                f"worse, `--model {latest}` takes it as it is"
+            )
+            raise ModelAbsentError(
+                f"no model {reference} in {default_tracking_uri()} ({error.message}); {remedy}"
+            ) from error
 
 
 def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
@@ -332,13 +361,9 @@ def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
 
 def find_version(reference: str) -> ModelVersion | None:
     """Return which version ``name@alias`` or ``name/version`` means now; None where there is none."""
-    from mlflow.exceptions import MlflowException
-
     try:
-        return version_of(store_client(), reference)
-    except MlflowException as error:
-        if error.error_code not in ABSENT:
-            raise
+        return resolve_model(reference)
+    except ModelAbsentError:
         return None
 
 
@@ -392,24 +417,24 @@ def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list
     if missing(default_tracking_uri()):
         return []
     client = store_client()
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
-        return []
     condition = " and ".join(f"tags.`{k}` = '{v}'" for k, v in (tags or {}).items())
     records: list[RunRecord] = []
     token: str | None = None
-    while True:
-        page = client.search_runs(
-            [found.experiment_id],
-            condition,
-            max_results=1000,
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
-        records += [_record(run, experiment) for run in page]
-        token = page.token
-        if not token:
-            return records
+    with _store_named("does not list its runs"):
+        found = client.get_experiment_by_name(experiment)
+        while found is not None:
+            page = client.search_runs(
+                [found.experiment_id],
+                condition,
+                max_results=1000,
+                order_by=["attributes.start_time DESC"],
+                page_token=token,
+            )
+            records += [_record(run, experiment) for run in page]
+            token = page.token
+            if not token:
+                break
+    return records
 
 
 def find_run(run_id: str) -> RunRecord:

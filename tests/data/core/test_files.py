@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from reclaim.data.core.files import discard_folder, replaced_file, write_json, write_text
+from reclaim.data.errors import ConfigError
 
 
 def test_a_reader_finds_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
@@ -36,6 +39,39 @@ def test_a_block_that_raises_leaves_the_old_file_and_nothing_beside_it(tmp_path:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_second_writer_of_a_file_is_told_to_wait_and_the_first_ends_as_if_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    with replaced_file(path) as partial:
+        partial.write_text("mine")
+        with pytest.raises(ConfigError, match=r"file\.json: another run is writing it; wait for it"):
+            write_text(path, "another's")
+    assert path.read_text() == "mine"
+    write_text(path, "another's")
+    assert path.read_text() == "another's"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _write_often(path: Path, letter: str) -> int:
+    """Write a file of one letter many times, another run's turns left out; return how often it was written."""
+    written = 0
+    for _ in range(200):
+        with suppress(ConfigError):
+            write_text(path, letter * 5_000)
+            written += 1
+        assert len(set(path.read_text())) == 1
+    return written
+
+
+def test_of_two_processes_that_write_a_file_at_once_neither_fails_or_mixes_into_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "0" * 5_000)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        first, second = pool.map(_write_often, [path, path], "ab")
+    assert min(first, second) > 0
+    assert path.read_text() in ("a" * 5_000, "b" * 5_000)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_process_killed_before_the_rename_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +87,9 @@ def test_a_process_killed_before_the_rename_leaves_the_old_file(
         with pytest.raises(KeyboardInterrupt):
             write_text(path, "new")
     assert path.read_text() == "old"
-    write_text(path, "newer")
+    with replaced_file(path) as partial:
+        assert partial.read_text() == ""
+        partial.write_text("newer")
     assert path.read_text() == "newer"
     assert list(tmp_path.iterdir()) == [path]
 

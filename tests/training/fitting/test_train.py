@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.core.stores.places import location
@@ -357,6 +358,59 @@ def test_killed_once_the_model_is_registered_a_run_ends_with_that_version_and_th
     metrics = tracking.find_run(report.run_id).metrics
     assert any(name.startswith("valid.") for name in metrics)
     assert run_training(place / "dataset", config) == replace(report, reused=True)
+
+
+def test_killed_while_it_records_a_run_has_each_metric_once_and_the_model_that_was_logged(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, model_name="recorded", experiment="recorded")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for killed_at in ("create_registered_model", "create_model_version", "set_registered_model_alias"):
+        with monkeypatch.context() as patched:
+            patched.setattr(MlflowClient, killed_at, killed)
+            with pytest.raises(KeyboardInterrupt):
+                run_training(place / "dataset", config)
+    report = run_training(place / "dataset", config)
+    client, run = store_client(), tracking.find_run(report.run_id)
+    for name in run.metrics:
+        points = [(point.step, point.value) for point in client.get_metric_history(run.run_id, name)]
+        assert len(points) == len(set(points)), name
+        if name != "fit_seconds":
+            assert len(points) == len({step for step, _ in points}), name
+    experiment = client.get_experiment_by_name("recorded")
+    assert experiment is not None
+    assert len(client.search_logged_models([experiment.experiment_id])) == 1
+
+
+@pytest.mark.parametrize("gone", ["report", "model"])
+def test_a_finished_run_whose_files_are_gone_is_trained_again(
+    place: Path, gone: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(CONFIG, model_name=f"gone-{gone}", fit=replace(CONFIG.fit, epochs=1))
+    lost = run_training(place / "dataset", config)
+    if gone == "report":
+        (found,) = place.rglob(f"{lost.run_id}/artifacts/report.json")
+        found.unlink()
+    else:
+        shutil.rmtree(tracking.fetch_bundle(f"{lost.model}/{lost.version}")[0].parents[1])
+    again = run_training(place / "dataset", config, progress=print)
+    assert f"run {lost.run_id} is finished, but its result is gone" in capsys.readouterr().out
+    assert not again.reused
+    assert (again.run_id, again.version) != (lost.run_id, lost.version)
+    assert again.prices == lost.prices
+    assert run_training(place / "dataset", config) == replace(again, reused=True)
+
+
+def test_checkpoints_of_a_run_that_was_killed_at_its_very_end_are_removed(place: Path, trained: TrainReport) -> None:
+    (key,) = [run.tags[tracking.KEY_TAG] for run in [tracking.find_run(trained.run_id)]]
+    left = place / "dataset" / "checkpoints" / key[:16]
+    left.mkdir(parents=True)
+    (left / "checkpoint.safetensors").write_bytes(b"left")
+    assert run_training(place / "dataset", CONFIG).reused
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("estimator", ["network", "trees"])

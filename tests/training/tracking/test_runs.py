@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, store_client
+from reclaim.training.tracking.runs import ModelVersion
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +270,44 @@ def test_a_store_that_fails_in_the_middle_is_an_error_of_one_line() -> None:
         tracking.start_run("gone", "x"),
     ):
         raise mlflow.MlflowException("gone\nTraceback")
+
+
+@pytest.mark.parametrize(
+    ("asked", "call"),
+    [
+        ("search_runs", lambda: tracking.find_runs("failing")),
+        ("get_model_version", lambda: tracking.find_version("failing/1")),
+        ("get_model_version", lambda: tracking.resolve_model("failing/1")),
+        ("set_registered_model_alias", lambda: tracking.move_alias(ModelVersion("failing", "1", "run"), "champion")),
+        ("update_model_version", lambda: tracking.describe_version(ModelVersion("failing", "1", "run"), "text")),
+    ],
+)
+def test_whatever_a_store_fails_to_do_is_an_error_of_one_line(
+    asked: str, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracking.start_run("failing", "network"):
+        pass
+
+    def fails(*_: object, **__: object) -> None:
+        raise mlflow.MlflowException("database is locked\nTraceback")
+
+    monkeypatch.setattr(mlflow.MlflowClient, asked, fails)
+    with pytest.raises(ModelError, match=r" \(database is locked\); run it again$") as refusal:
+        call()
+    assert type(refusal.value) is ModelError
+    assert str(refusal.value).startswith(default_tracking_uri())
+
+
+def test_a_metric_that_is_logged_again_is_kept_once() -> None:
+    with tracking.start_run("again", "network") as run:
+        run.log_history([{"loss": 3.0}, {"loss": 2.0}])
+    time.sleep(0.002)
+    with tracking.start_run("again", "network", run_id=run.run_id) as run:
+        run.log_history([{"loss": 3.0}, {"loss": 2.0}])
+        run.log_metrics({"loss": 1.0}, step=2)
+    points = store_client().get_metric_history(run.run_id, "loss")
+    assert [(point.step, point.value) for point in points] == [(0, 3.0), (1, 2.0), (2, 1.0)]
+    assert tracking.find_run(run.run_id).metrics == {"loss": 1.0}
 
 
 def test_registering_prints_nothing(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
