@@ -222,7 +222,11 @@ class Dataset:
 
     def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """Return a table that is one file: ``tasks``, ``collections``, ``machines`` and so on; all columns or some."""
-        return self._read(self.path / f"{name}.parquet", columns)
+        return self._read(self._file_of(name), columns)
+
+    def _file_of(self, name: str) -> Path:
+        """Return the file of a table that is one; rejects are in a folder of their own."""
+        return (self.path / name if name == "rejects" else self.path) / f"{name}.parquet"
 
     @contextmanager
     def _opened(self, file: Path, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
@@ -290,7 +294,7 @@ class Dataset:
                 f"{self.path}: no table {name!r}; expected one of {', '.join(t for t in s.TABLES if t not in absent)}"
             )
         buckets = [self.path / name / bucket_name(bucket) for bucket in range(self.n_buckets)]
-        places = [arrow_place(file) for file in (buckets if name in s.BUCKETED else [self.path / f"{name}.parquet"])]
+        places = [arrow_place(file) for file in (buckets if name in s.BUCKETED else [self._file_of(name)])]
         with self._readable(name), reached(self.path):
             source = files.dataset([file for file, _ in places], format="parquet", filesystem=places[0][1])
         there = source.schema.names

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data.core.files import locked, remove_left_behind, replaced_folder
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import Dataset
@@ -164,6 +165,19 @@ def test_a_file_or_a_link_that_waits_to_be_deleted_stops_no_later_run(left: str,
     write(tmp_path / "folder", "new")
     assert contents(tmp_path / "folder") == {"a": "new", "b": "new"}
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_every_table_of_a_dataset_can_be_read_by_its_name_rejects_too(
+    tmp_path: Path, window: Callable[..., Any], write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "trace", "instance_usage-000000000000", [window(600), window(900, end_time=1)])
+    dataset = ingest(tmp_path / "trace", tmp_path / "out", IngestConfig(buckets=1, max_reject_share=0.5)).dataset
+    for name in set(s.TABLES).difference(s.OPTIONAL):
+        assert dataset.read(name).schema.names == s.TABLES[name].names
+    assert dataset.read("rejects") == dataset.table("rejects")
+    assert dataset.read("rejects", [s.REJECT_REASON, s.REJECT_LINE]).to_pylist() == [
+        {s.REJECT_REASON: "end_time is not after start_time", s.REJECT_LINE: 2}
+    ]
 
 
 @pytest.mark.parametrize("size", [None, 0, 600])

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
-from reclaim.data.schema import DAY_US, HOUR_US
+from reclaim.data.schema import AFTER_TRACE_US, DAY_US, HOUR_US
 from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
@@ -43,7 +43,7 @@ class Decisions:
         Hours in which a task of it had windows that are known then.
     killed_at : float64, shape (n,)
         Largest memory at which a task of the workload has ended out of memory by then, ``TaskRows.oom_limit``; NaN for
-        none.
+        none. Now that is by the end of the history, and a kill may be later than all windows.
     tier : int8, shape (n,)
     judged : mapping of ``VALID`` and ``TEST`` to int64, shape (n_judged,)
         Rows of ``TaskRows`` that begin while a request holds, and end in its period.
@@ -126,7 +126,7 @@ def lay_out(
         request=series.request[at], limit=series.limit[at], enforced=series.enforced[at],
         age_days=(time_us - series.start_us[first]) / DAY_US,
         ran_hours=np.where(known >= 0, ran_us[known + 1] - ran_us[first], 0) / HOUR_US,
-        killed_at=_killed_at(rows, workload, time_us),
+        killed_at=_killed_at(rows, workload, np.where(period == NOW, AFTER_TRACE_US, time_us)),
         tier=series.tier[at], judged=judged,
         held={p: (number[p].ravel() + offset[p]).astype(np.int64) for p in judged},
     )  # fmt: skip

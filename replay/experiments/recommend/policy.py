@@ -143,7 +143,10 @@ class Policy:
     def _whole(self, amount: Floats, resource: int, rounding: float = ROUNDING) -> Floats:
         """Return amounts rounded up to whole steps; what is a whole number but for rounding, a share, stays."""
         step = self.step[resource]
-        return np.ceil(amount / step * (1 - rounding)) * step if step else amount
+        if not step:
+            return amount
+        # 9 * 0.001 is 0.009000000000000001, which the API server rounds up to 10 millicores
+        return np.asarray(np.ceil(amount / step * (1 - rounding)) / (1 / step))
 
 
 @dataclass(frozen=True)

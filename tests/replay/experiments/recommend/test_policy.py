@@ -59,6 +59,15 @@ def test_an_answer_is_rounded_up_to_a_millicore_and_a_mebibyte() -> None:
     assert settled((float(np.float32(0.4)), 300 * MIB))[0] == (pytest.approx(0.4), "estimate")
 
 
+def test_a_whole_number_of_millicores_is_the_number_that_its_decimals_are() -> None:
+    """The API server rounds 0.009000000000000001 up to 10 millicores; a request of 0.013 is none to change to 0.013."""
+    exact = replace(KUBERNETES, min_change=0.0, least=(0.0, 0.0))
+    for milli in (9, 13, 18, 26, 1001):
+        of = decisions(request=(milli / 1000, 300 * MIB))
+        request, _ = exact.requests(np.array([[milli / 1000 - 1e-4, 300 * MIB]]), of, np.zeros((1, 2), np.bool_))
+        assert request[0].tolist() == [milli / 1000, 300 * MIB]
+
+
 def test_nothing_is_requested_below_the_floor_or_above_the_limit() -> None:
     assert settled((0.0001, 5.0)) == [(0.01, "floor"), (96 * MIB, "floor")]  # 100 MB are 95.4 MiB
     assert settled((2.5, 4096 * MIB)) == [(2.0, "limit"), (2048 * MIB, "limit")]

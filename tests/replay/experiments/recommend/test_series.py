@@ -138,6 +138,13 @@ def test_a_kill_counts_from_its_time_on_and_the_largest_limit_does() -> None:
     np.testing.assert_array_equal(of.killed_at[mine], [np.nan, 70, 70, 70, 70])
 
 
+def test_an_end_out_of_memory_after_the_last_window_of_all_counts_now_and_at_no_time_before() -> None:
+    # the only task is killed in the last slot, whose samples are too few for a window
+    rows = rows_of([(0, 0, [1.0] * 60)], cuts=(HOUR, 3 * HOUR), kills=[(0, 5 * HOUR + SLOT // 2, 70.0)])
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    np.testing.assert_array_equal(of.killed_at, [np.nan] * 4 + [70])
+
+
 def test_an_end_out_of_memory_is_at_the_enforced_limit_or_where_none_is_at_what_the_task_had() -> None:
     """A limit that the dataset guessed stopped nothing: it is twice the usage, or more."""
     windows = empty_windows(3)
