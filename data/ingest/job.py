@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,21 +242,9 @@ def _make(
             for table, file in order
         ]  # fmt: skip
         taken = _run(pool, take_shard, shard_jobs, [sizes[file] for _, file in order], "reading", "B")
-        damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
-        if damaged and not config.skip_damaged:
-            first = "; ".join(message for _, message in damaged[:5])
-            raise TraceError(
-                f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {first}"
-                f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
-            )
-        shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
+        shards, damaged = _whole_and_damaged(taken, config)
         rejects = _check_rejects(shards, staging, config, memory_mib)
-        named = {
-            table.key for table in source.tables if table.file_column is not None
-        }  # a name makes another task of it
-        whose = [(x.reading, x.sha256, x.file if x.reading in named else "") for x in shards]
-        firsts = {of: x for of, x in zip(reversed(whose), reversed(shards), strict=True)}
-        distinct = tuple(x for of, x in zip(whose, shards, strict=True) if firsts[of] is x)  # others are repeated files
+        distinct, repeated = _told_apart(shards, source)
         finished = staging / "dataset"
         fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
         bucket_jobs = [
@@ -265,8 +253,8 @@ def _make(
             )
             for bucket in range(buckets)
         ]
-        rest = tables_of(source)
         made = _run(pool, make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket")
+        rest = tables_of(source)
         table_jobs = [
             TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in rest
         ]
@@ -274,14 +262,7 @@ def _make(
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(rest, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
-    repeated = list(dict.fromkeys(x.file for of, x in zip(whose, shards, strict=True) if firsts[of] is not x))
-    matched = {file for _, file in files}
-    not_read = sorted(
-        str(file.relative_to(source_folder))
-        for folder in {source_folder, *(file.parent for file in matched)}
-        for file in folder.iterdir()
-        if source.alone is None and file.is_file() and file not in matched and file.name not in _COMPANIONS
-    )
+    not_read = _not_read(source_folder, source, {file for _, file in files})
     defects = {name: counts.pop(name) for name in DEFECTS}
     warnings = warnings_of(defects, counts["usage"], mapped=config.mapping is not None)
     for name in LEGITIMATE:
@@ -299,6 +280,45 @@ def _make(
     discard_folder(staging, retired_of(_made_as(out)))
     log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
     return IngestReport(Dataset.open(out), already_there=False, findings=source.findings)
+
+
+def _whole_and_damaged(
+    taken: Sequence[Shard | Damaged], config: IngestConfig
+) -> tuple[list[Shard], list[tuple[str, str]]]:
+    """Return the shards in the order of readings and files, and each damaged file with the reason.
+
+    Raises
+    ------
+    TraceError
+        A file is damaged, and ``config`` does not skip those.
+    """
+    damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
+    if damaged and not config.skip_damaged:
+        first = "; ".join(message for _, message in damaged[:5])
+        raise TraceError(
+            f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {first}"
+            f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
+        )
+    return sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file)), damaged
+
+
+def _told_apart(shards: Sequence[Shard], source: Source) -> tuple[tuple[Shard, ...], list[str]]:
+    """Return the first shard of each content, and the names of the files that repeat one."""
+    named = {table.key for table in source.tables if table.file_column is not None}  # a name makes another task of it
+    whose = [(x.reading, x.sha256, x.file if x.reading in named else "") for x in shards]
+    firsts = {of: x for of, x in zip(reversed(whose), reversed(shards), strict=True)}
+    distinct = tuple(x for of, x in zip(whose, shards, strict=True) if firsts[of] is x)
+    return distinct, list(dict.fromkeys(x.file for of, x in zip(whose, shards, strict=True) if firsts[of] is not x))
+
+
+def _not_read(source_folder: Path, source: Source, matched: set[Path]) -> list[str]:
+    """Return the names of other files that lie in the folder of the source, or next to a file of it."""
+    return sorted(
+        str(file.relative_to(source_folder))
+        for folder in {source_folder, *(file.parent for file in matched)}
+        for file in folder.iterdir()
+        if source.alone is None and file.is_file() and file not in matched and file.name not in _COMPANIONS
+    )
 
 
 def _remove_others(folder: Path, buckets: int, tables: tuple[str, ...]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from hashlib import md5
 from typing import Final
 
@@ -165,25 +166,8 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
     start, of_time = _time(parts, mapping.time_unit, s.LATEST_US - window_us, "missing or ")
     checks |= of_time
     types = _types(mapping, parts, names)
-
-    def value(column: str, type_: str) -> str:
-        raw = mapping.columns.get(column)
-        expression = (
-            quoted(raw) if isinstance(raw, str) else repr(float(raw)) if isinstance(raw, int | float) else "NULL"
-        )
-        return f"TRY_CAST({expression} AS {type_})"
-
-    for column, raw in mapping.columns.items():
-        if column not in (*_MEASURED, *_INTEGERS):
-            continue
-        if isinstance(raw, str):
-            type_ = _INTEGERS.get(column, "DOUBLE")
-            if types[raw] == "VARCHAR":  # it is something else as well, as the name of the task
-                checks[mismatch(raw, type_)] = fits_sql(quoted(raw), type_)
-            finite = "true" if column in _INTEGERS else f"isfinite({value(column, type_)})"
-            checks[f"{raw} is negative or not finite"] = f"{value(column, type_)} >= 0 AND {finite}"
-        if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
-            checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
+    value = partial(_value_sql, mapping)
+    checks |= _checks_of_numbers(mapping, types)
     tier, of_tier = _tier(mapping, value(s.PRIORITY, "INTEGER"))
     checks |= of_tier
     scheduled, vectors = "CAST(NULL AS BIGINT)", dict.fromkeys(VECTORS, "CAST(NULL AS FLOAT[])")
@@ -224,18 +208,48 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
         file_column=mapping.file_column,
     )
     machines = (_machines(mapping, patterns),) if mapping.machines else ()
-    given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
-    given |= {s.MACHINE_ID} if mapping.machine is not None else set()
-    given |= {s.TIER} if s.PRIORITY in mapping.columns or mapping.tier is not None else set()
     return Source(
         trace="series",
         tables=(table, named, *machines),
-        lacks=tuple(name for name in s.USAGE.names if name not in given),
+        lacks=_lacks(mapping),
         options={"mapping": mapping.text},
         extras={"machines": (s.MACHINE_NAME,)} if machines else {},
         notes=() if s.CPU_LIMIT in mapping.columns else (NO_LIMIT,),
         alone=alone,
     )
+
+
+def _value_sql(mapping: SeriesMapping, column: str, type_: str) -> str:
+    """Return SQL of a column of usage, as a type: what the mapping names, its number, or NULL."""
+    raw = mapping.columns.get(column)
+    expression = quoted(raw) if isinstance(raw, str) else repr(float(raw)) if isinstance(raw, int | float) else "NULL"
+    return f"TRY_CAST({expression} AS {type_})"
+
+
+def _checks_of_numbers(mapping: SeriesMapping, types: Mapping[str, str]) -> dict[str, str]:
+    """Return the checks of amounts, limits and small integers: the reason for a reject, and SQL of what is none."""
+    checks = {}
+    for column, raw in mapping.columns.items():
+        if column not in (*_MEASURED, *_INTEGERS):
+            continue
+        if isinstance(raw, str):
+            type_ = _INTEGERS.get(column, "DOUBLE")
+            value = _value_sql(mapping, column, type_)
+            if types[raw] == "VARCHAR":  # it is something else as well, as the name of the task
+                checks[mismatch(raw, type_)] = fits_sql(quoted(raw), type_)
+            finite = "true" if column in _INTEGERS else f"isfinite({value})"
+            checks[f"{raw} is negative or not finite"] = f"{value} >= 0 AND {finite}"
+        if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
+            checks[f"{raw} must be above 0 to serve as a limit"] = f"{_value_sql(mapping, column, 'DOUBLE')} > 0"
+    return checks
+
+
+def _lacks(mapping: SeriesMapping) -> tuple[str, ...]:
+    """Return the columns of usage that a mapping says nothing of."""
+    given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
+    given |= {s.MACHINE_ID} if mapping.machine is not None else set()
+    given |= {s.TIER} if s.PRIORITY in mapping.columns or mapping.tier is not None else set()
+    return tuple(name for name in s.USAGE.names if name not in given)
 
 
 def _text_sql(column: str) -> str:

@@ -146,6 +146,31 @@ class Task:
         return self.places_at(np.array([time_us]))[0][0]
 
 
+@dataclass(frozen=True)
+class _OfPods:
+    """Series that say something of pods.
+
+    Attributes
+    ----------
+    amounts, later_amounts : dict of role to dict of (container, resource) to list of RawSeries
+        Requests and limits of a piece, and of what follows it, which new pods may be said of first.
+    listings : dict of pod to list of RawSeries
+    """
+
+    amounts: dict[str, dict[tuple[ContainerKey, str], list[RawSeries]]]
+    later_amounts: dict[str, dict[tuple[ContainerKey, str], list[RawSeries]]]
+    listings: dict[PodKey, list[RawSeries]]
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """Columns of a piece's windows that are filled in task by task, each of shape (n,)."""
+
+    columns: dict[str, NDArray[np.float64]]
+    scheduled: NDArray[np.int64]
+    machine: NDArray[np.int64]
+
+
 class Fold:
     """Makes the rows of usage and events; one piece after the other."""
 
@@ -189,15 +214,17 @@ class Fold:
         facts = {role: by_container(piece.get(role, ()), self._dialect) for role in (
             "restarts", "started", "started_usage", "ended_reason", "ended_time", "terminated")}  # fmt: skip
         first = any(not task.seen_us for task in tasks)
-        amounts, then = (
+        amounts, later_amounts = (
             {role: self._amounts(of.get(role, ())) for role in ("request", "limit")}
             for of in (piece, later if first else {})
         )
-        listings = self._listings(piece.get("pod", ()))
+        said = _OfPods(amounts, later_amounts, self._listings(piece.get("pod", ())))
         events: list[dict[str, Any]] = []
         edges = np.searchsorted(found.task, np.arange(len(keys) + 1))
-        columns = {name: np.full(len(found), np.nan) for name in (*USAGE_EXTRAS, "node_cpu", "node_memory")}
-        scheduled, machine = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
+        filled = _Filled(
+            {name: np.full(len(found), np.nan) for name in (*USAGE_EXTRAS, "node_cpu", "node_memory")},
+            scheduled=np.zeros(len(found), np.int64), machine=np.zeros(len(found), np.int64),
+        )  # fmt: skip
         for k, (key, task) in enumerate(zip(keys, tasks, strict=True)):
             rows = slice(int(edges[k]), int(edges[k + 1]))
             usage = [grouped[role].get(key, []) for role in s.RESOURCES]
@@ -206,49 +233,59 @@ class Fold:
             events += self._starts(task, of, usage[0] or usage[1])
             task.series = {self._run(one) for series in usage for one in series} or task.series
             events += self._recorded_ends(task, of)
-            ends = found.end_us[rows]
-            if not len(ends):
+            if rows.start == rows.stop:
                 continue
-            begun_us = None if task.seen_us else int(found.start_us[rows][0])
-            events += self._gaps(task, found.start_us[rows], ends)
-            starts = np.array(task.starts_us, np.int64)
-            run = np.searchsorted(starts, ends, side="left") - 1
-            scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
-            places = task.places_at(ends)
-            for place, there in places:
-                machine[rows][there] = machine_id(place) if place else s.UNKNOWN_ID
-            listed = listings.get(key[:3], [])
-            listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
-            task.listed = listing.last if listing is not None else None
-            for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
-                for role, column, known, last in (
-                    ("request", request, task.request, task.requested),
-                    ("limit", enforced, task.enforced, task.limited),
-                ):
-                    series = amounts[role].get((key, resource), [])
-                    amount = AsOf(series, known[resource])
-                    soon = [] if series or begun_us is None else then[role].get((key, resource), [])
-                    said_here = while_said(AsOf(soon, amount.last) if soon else amount, listing, ends, begun_us)
-                    if role == "limit":  # "0" is no limit in Kubernetes
-                        said_here = np.where(said_here > 0, said_here, np.nan)
-                    columns[column][rows] = said_here
-                    known[resource], last[resource] = amount.last, float(said_here[-1])
-                for place, there in places:
-                    amount = self._nodes.get(place, {}).get(resource, AsOf([]))
-                    columns[f"node_{resource}"][rows][there] = amount.at(ends[there])
-            earliest = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))
-            if found.start_us[rows][0] < earliest[0]:
-                self.first_seen_us[task.collection] = (int(found.start_us[rows][0]), task)
-        for key in sorted({key for said in facts.values() for key in said} - numbers.keys()):
+            first_us = int(found.start_us[rows][0])
+            begun_us = None if task.seen_us else first_us
+            events += self._gaps(task, found.start_us[rows], found.end_us[rows])
+            self._fill(task, found, rows, said, filled, begun_us)
+            earliest_us, _ = self.first_seen_us.get(task.collection, (s.LATEST_US, task))
+            if first_us < earliest_us:
+                self.first_seen_us[task.collection] = (first_us, task)
+        for key in sorted({key for of in facts.values() for key in of} - numbers.keys()):
             if key in self.tasks:  # it has ended, and its end is recorded later
                 of = {role: facts[role].get(key, []) for role in facts}
                 events += self._recorded_ends(self.tasks[key], of)
-        for key, said in by_container(piece.get("init", ()), self._dialect).items():
+        for key, series in by_container(piece.get("init", ()), self._dialect).items():
             if key in self.tasks:
-                always = any(one.named.get("restart_policy") == "Always" for one in said)
+                always = any(one.named.get("restart_policy") == "Always" for one in series)
                 self.tasks[key].container_kind = s.SIDECAR if always else s.INIT
-        limits = self._limits(found, tasks, columns)
-        return _usage(found, tasks, columns, limits, scheduled, machine), events
+        limits = self._limits(found, tasks, filled.columns)
+        return _usage(found, tasks, filled, limits), events
+
+    def _fill(
+        self, task: Task, found: SampledWindows, rows: slice, said: _OfPods, filled: _Filled, begun_us: int | None
+    ) -> None:
+        """Fill in a task's windows: the starts of its runs, its machines, their sizes, its requests and limits.
+
+        ``begun_us`` is the start of its first window, where that is among them.
+        """
+        ends = found.end_us[rows]
+        starts = np.array(task.starts_us, np.int64)
+        run = np.searchsorted(starts, ends, side="left") - 1
+        filled.scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
+        places = task.places_at(ends)
+        for place, there in places:
+            filled.machine[rows][there] = machine_id(place) if place else s.UNKNOWN_ID
+        listed = said.listings.get(task.key[:3], [])
+        listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
+        task.listed = listing.last if listing is not None else None
+        for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
+            for role, column, known, last in (
+                ("request", request, task.request, task.requested),
+                ("limit", enforced, task.enforced, task.limited),
+            ):
+                series = said.amounts[role].get((task.key, resource), [])
+                amount = AsOf(series, known[resource])
+                later = [] if series or begun_us is None else said.later_amounts[role].get((task.key, resource), [])
+                said_here = while_said(AsOf(later, amount.last) if later else amount, listing, ends, begun_us)
+                if role == "limit":  # "0" is no limit in Kubernetes
+                    said_here = np.where(said_here > 0, said_here, np.nan)
+                filled.columns[column][rows] = said_here
+                known[resource], last[resource] = amount.last, float(said_here[-1])
+            for place, there in places:
+                amount = self._nodes.get(place, {}).get(resource, AsOf([]))
+                filled.columns[f"node_{resource}"][rows][there] = amount.at(ends[there])
 
     def ends(self) -> Iterator[dict[str, Any]]:
         """Yield the ends of the tasks that are gone at the history's end: others of their cluster were seen after them.
@@ -558,14 +595,7 @@ def _event(task: Task, time_us: int, kind: int, oom: bool | None = None, detail:
     }  # fmt: skip
 
 
-def _usage(
-    found: SampledWindows,
-    tasks: list[Task],
-    columns: dict[str, NDArray[np.float64]],
-    limits: NDArray[np.float64],
-    scheduled: NDArray[np.int64],
-    machine: NDArray[np.int64],
-) -> pa.Table:
+def _usage(found: SampledWindows, tasks: list[Task], filled: _Filled, limits: NDArray[np.float64]) -> pa.Table:
     """Return windows as rows of usage."""
     n = len(found)
     own = {name: np.array([getattr(t, name) for t in tasks], np.int64) for name in ("collection", "index", "tier")}
@@ -576,9 +606,9 @@ def _usage(
         s.TIER: own["tier"][found.task].astype(np.int8),
         s.START_US: found.start_us,
         s.END_US: found.end_us,
-        s.MACHINE_ID: pa.array(machine, mask=machine == s.UNKNOWN_ID),
+        s.MACHINE_ID: pa.array(filled.machine, mask=filled.machine == s.UNKNOWN_ID),
         s.COLLECTION_TYPE: np.zeros(n, np.int8),
-        s.SCHEDULED_US: scheduled,
+        s.SCHEDULED_US: filled.scheduled,
         s.CPU_PERCENTILES: _vectors(found.percentiles),
         s.CPU_TAIL_PERCENTILES: _vectors(found.tail),
         **{name: _nullable(getattr(found, name)) for name in (
@@ -586,7 +616,7 @@ def _usage(
         s.SAMPLE_RATE_HZ: _nullable(np.where(found.rates > 0, found.rates / seconds, np.nan)),
         s.CPU_LIMIT: _nullable(limits[:, 0]),
         s.MEMORY_LIMIT: _nullable(limits[:, 1]),
-        **{name: _nullable(columns[name]) for name in USAGE_EXTRAS},
+        **{name: _nullable(filled.columns[name]) for name in USAGE_EXTRAS},
     }  # fmt: skip
     schema = s.with_extras("usage", USAGE_EXTRAS)
     return pa.table([
