@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.arrays import room_for
+from reclaim.data.core.arrays import is_first, room_for
 
 Ids = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ class Claims:
             self._too_late = _marked(self._too_late, slot)
 
     def refuse(self, key: Ids, end_us: Ids, had_us: Ids) -> None:
-        """Record windows refused for their time; the latest one of a task stays.
+        """Record windows refused for their time; the latest call about a task stays, and of it the latest window.
 
         Parameters
         ----------
@@ -104,11 +104,13 @@ class Claims:
         end_us, had_us : int64, shape (n,)
             Its end, and that of the last window taken of its task, -1 without one.
         """
+        order = np.lexsort((-end_us, key[:, 1], key[:, 0]))
+        rows = order[is_first(*key[order].T)][:MOST_CLAIMS]
         with self._lock:
             self._turn()
             now, before = self._refused
-            ends = zip(end_us[:MOST_CLAIMS].tolist(), had_us[:MOST_CLAIMS].tolist(), strict=True)
-            for task, claim in zip(map(tuple, key[:MOST_CLAIMS].tolist()), ends, strict=True):
+            ends = zip(end_us[rows].tolist(), had_us[rows].tolist(), strict=True)
+            for task, claim in zip(map(tuple, key[rows].tolist()), ends, strict=True):
                 before.pop(task, None)
                 if len(now) < MOST_CLAIMS or task in now:
                     now[task] = claim

@@ -209,8 +209,13 @@ class CellClock:
         self.latest_us, self._moved_s = to_us, self._passed_s()
 
     def read(self, then_us: int) -> None:
-        """Show this machine's time when a record of the log was written, until ``start``; -1: it is unknown."""
+        """Show this machine's time when a record of the log was written, until ``start``; -1: it is unknown.
+
+        A clock of the windows jumps again where it had jumped before that record: refused windows are not in the log.
+        """
         self._read_us = then_us
+        if not self._unix and 0 <= self.latest_us < then_us - self._ahead_us:
+            self.move(then_us)
 
     def start(self) -> None:
         """Show the time, and count refusals, from now on: what was restored was not sent now.

@@ -91,6 +91,7 @@ _LISTS: Final = (s.MACHINE_ID, s.COLLECTION_ID)
 
 _Parameters = TypeVar("_Parameters", bound=Parameters)
 _Rows = TypeVar("_Rows", rows.UsageRows, rows.FactRows)
+_Made = TypeVar("_Made")
 Handler = Callable[[Runtime, Request, bytes], Coroutine[Any, Any, Response]]
 
 
@@ -246,9 +247,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     if wanted == "none":
         return _json(done)
 
-    key = None
-    if wanted == "tasks":
-        key = np.unique(np.column_stack([sent.windows.collection_id, sent.windows.instance_index]), axis=0)
+    key = None if wanted == "cell" else await _by_size(body, lambda: _tasks_in(sent))
     return await _reservations_response(runtime, request, query, key, done)
 
 
@@ -270,10 +269,18 @@ async def _written(runtime: Runtime, body: bytes, read: Callable[[], _Rows]) -> 
     """Return what a body says, and the outcome of its write."""
     if len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
-        sent = read()
-    else:
-        sent = await run_in_threadpool(read)
+    sent = await _by_size(body, read)
     return sent, await asyncio.wrap_future(runtime.writer.write(sent))
+
+
+async def _by_size(body: bytes, function: Callable[[], _Made]) -> _Made:
+    """Return the result of a function whose work grows with a body, called in a thread for a large one."""
+    return function() if len(body) <= _INLINE_BYTES else await run_in_threadpool(function)
+
+
+def _tasks_in(sent: rows.UsageRows) -> np.ndarray[Any, Any]:
+    """Return collection and instance index of each task with a good window, sorted; shape (k, 2)."""
+    return np.unique(np.column_stack([sent.windows.collection_id, sent.windows.instance_index]), axis=0)
 
 
 async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
@@ -301,7 +308,7 @@ async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
     """Answer for a list of tasks, for machines, collections or all, with margins and budgets by tier."""
     runtime.writer.check_readable()
     _parameters(request, Parameters)  # none: the body has its own margin
-    query = parse_body(body, CellQuery)
+    query = await _by_size(body, lambda: parse_body(body, CellQuery))
     if query.tasks is not None and len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
     return await _reservations_response(runtime, request, query, None, None)

@@ -112,7 +112,8 @@ class _Followed:
         version = None if found is None else found.version
         refused = Refusal(version, why)
         if refused != self.refused:
-            self._on_refused()
+            if found is not None:
+                self._on_refused()
             which = self.reference if version is None else f"{self.reference}, version {version},"
             remains = f"{self.named()} stays" if self.current else "none is there"
             log.warning("%s is not taken: %s; %s", which, why, remains)

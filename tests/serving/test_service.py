@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
@@ -122,6 +123,34 @@ def test_a_large_request_is_answered_as_if_it_were_small(
     monkeypatch.setattr(routes, "_INLINE_BYTES", 2**30)
     assert client.post(URL, json=body).json() == aside
     assert len(aside["tasks"]) == len(history.tasks)
+
+
+@pytest.mark.parametrize(
+    ("work", "path", "of_each"),
+    [
+        ("parse_body", "/v1/cell/reservations", {}),
+        ("_tasks_in", "/v1/usage?answer=tasks", {"start_us": 0, "end_us": 300_000_000, "limit": TASK["limit"]}),
+    ],
+)
+def test_the_tasks_of_a_large_body_are_read_outside_the_event_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, work: str, path: str, of_each: Json
+) -> None:
+    in_the_loop, of = [], getattr(routes, work)
+
+    def noted(*given: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+            in_the_loop.append(True)
+        except RuntimeError:
+            in_the_loop.append(False)
+        return of(*given)
+
+    monkeypatch.setattr(routes, work, noted)
+    for n in (1, 1_000):
+        named = [{"collection_id": task, **of_each} for task in range(n)]
+        answer = client.post(path, json={"windows" if of_each else "tasks": named}).json()
+        assert len(answer.get("reservations", answer)["tasks"]) == n
+    assert in_the_loop == [True, False]
 
 
 def test_the_model_is_described(client: TestClient, bundle: Bundle) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reclaim.serving.cell.claims import PERIOD_S, Claims
+from reclaim.serving.cell.claims import MOST_CLAIMS, PERIOD_S, Claims
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.outcomes import OUTCOMES
 from reclaim.serving.settings import ServingSettings
@@ -92,6 +92,16 @@ def test_after_a_gap_agents_that_send_their_own_tasks_are_taken_once_most_of_the
     assert all(memory.send(agent, 2 * HOUR) == {TAKEN} for agent in agents[:5])  # sent again
     assert all(memory.send(agent, 2 * HOUR + 1) == {TAKEN} for agent in agents)
     assert memory.clock.problem is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_write_of_a_long_history_after_a_gap_is_taken_whole_in_any_order(start: Start, order: int) -> None:
+    memory = start()
+    memory.send(range(100), 0)
+    told = [{"task": task, "at": at} for at in range(2 * HOUR, 12 * HOUR) for task in range(100)]
+    assert len(told) > MOST_CLAIMS
+    assert set(memory.write(windows_of(*told[::order]))) == {TAKEN}
+    assert memory.clock.latest_us == 12 * HOUR * W
 
 
 def test_tasks_that_were_refused_once_and_taken_since_do_not_count_as_a_gap(start: Start) -> None:

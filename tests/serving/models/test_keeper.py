@@ -60,6 +60,7 @@ class Registry:
     name: str = field(default_factory=lambda: f"cell-{uuid4().hex[:8]}")
     promoted: list[str] = field(default_factory=list)
     shadows: list[str | None] = field(default_factory=list)
+    refusals: int = 0
     refuse: Callable[[LoadedModel], None] = lambda _: None
 
     def register(self, run_id: str | None = None, **changes: Any) -> str:
@@ -90,11 +91,15 @@ class Registry:
             self.refuse(model)
             self.promoted.append(model.version)
 
+        def refused() -> None:
+            self.refusals += 1
+
         values = {"model": f"{self.name}@champion", "state": self.state, "shadow": shadow and f"{self.name}@{shadow}"}
         keeper = ModelKeeper(
             ServingSettings(**{**values, **settings}),
             promote=promote,
             shadow=lambda model: self.shadows.append(None if model is None else model.version),
+            refused=refused,
         )
         keeper.load()
         return keeper
@@ -198,6 +203,7 @@ def test_a_model_of_another_pipeline_is_refused_once_and_the_old_one_stays(
     assert status.refused.version == "2"
     assert status.refused.why.startswith(f"{registry.name} version 2: the model was made by feature pipeline another")
     assert caplog.text.count("version 2, is not taken") == 1
+    assert registry.refusals == 1
     assert _kept(registry) == ["1"]
     json.dumps(asdict(status), allow_nan=False)
     registry.point("champion", "3")
@@ -308,10 +314,11 @@ def test_a_version_of_a_registry_that_was_made_anew_is_another_than_the_refused_
     assert (keeper.served.version, keeper.status().refused) == ("2", None)
 
 
-def test_a_removed_alias_leaves_the_model_current(registry: Registry) -> None:
+def test_a_removed_alias_leaves_the_model_current_and_is_no_model_that_was_refused(registry: Registry) -> None:
     keeper = registry.serving(1)
     registry.point("champion", None)
     keeper.check()
+    assert registry.refusals == 0
     assert keeper.status().refused == Refusal(None, f"the registry has no {registry.name}@champion")
     assert keeper.status().registry == "reachable"
     store_client().delete_registered_model(registry.name)
