@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin, drift
+from benchmarks import builtin, drift, machines
 from benchmarks.bar_tables import BEST, MIXED_IN, NETWORK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,3 +107,20 @@ def test_the_rows_of_a_day_ahead_with_others_curves_are_those_that_are_kept() ->
     shown = rows(found[1].splitlines())
     assert len(shown) == 6
     assert shown == said
+
+
+def test_the_page_of_machines_counts_the_leads_that_are_kept() -> None:
+    text = (ROOT / "docs" / "machines.md").read_text()
+    counted: dict[tuple[str, str], list[int]] = {}
+    points = []
+    for name, horizon, _, _, _, at, ours in machines.comparisons(kept("machines.json")):
+        ahead = at[ours["machine"]]["ahead"]
+        cells = "recorded VMs, grouped into machines" if name.partition("-")[0] in machines.GROUPED else "composed"
+        of = counted.setdefault((cells, {"1h": "an hour", "24h": "a day"}[horizon]), [0, 0, 0])
+        for i, more in enumerate((True, ahead["low"] > 0, ahead["high"] < 0)):
+            of[i] += more
+        if (cells, horizon) == ("composed", "1h"):
+            points.append(100 * ahead["value"])
+    for (cells, horizon), (comparisons, ahead, behind) in counted.items():
+        assert f"| {cells} | {horizon} | {comparisons} | {ahead} | {behind} |" in text
+    assert f"reclaims {min(points):.1f} to {max(points):.1f} points" in text
