@@ -208,14 +208,15 @@ class CellClock:
             self._resumed_s = self._passed_s()
         self.latest_us, self._moved_s = to_us, self._passed_s()
 
-    def read(self, then_us: int) -> None:
+    def read(self, then_us: int, latest_us: int) -> None:
         """Show this machine's time when a record of the log was written, until ``start``; -1: it is unknown.
 
-        A clock of the windows jumps again where it had jumped before that record: refused windows are not in the log.
+        A clock of the windows moves to ``latest_us``, where it stood then: refused windows, which moved it, are not in
+        the log.
         """
         self._read_us = then_us
-        if not self._unix and 0 <= self.latest_us < then_us - self._ahead_us:
-            self.move(then_us)
+        if not self._unix and self.latest_us < latest_us:
+            self.move(latest_us)
 
     def start(self) -> None:
         """Show the time, and count refusals, from now on: what was restored was not sent now.

@@ -22,10 +22,14 @@ RECORDED: Final = "recorded"
 """Kind without content: the recorder has written all windows and facts of the records before."""
 _COLLECTION: Final = b"collection"
 _HEARD_US: Final = b"heard_us"
+_CLOCK_US: Final = b"clock_us"
 
 
-def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
-    """Return windows as bytes, with the time when they came; columns that are unknown in all rows are left out."""
+def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID, clock_us: int = UNKNOWN_ID) -> pa.Buffer:
+    """Return windows as bytes, with the time when they came, and the latest time of the cell's clock when they did.
+
+    Columns that are unknown in all rows are left out.
+    """
     columns: dict[str, NDArray[Any]] = {}
     for name, column in COLUMNS.items():
         values = getattr(windows, name)
@@ -39,7 +43,7 @@ def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
             if not unknown[:, k].all():  # ``all(axis=0)`` takes ten times as long
                 columns[f"{name}.{place}"] = np.ascontiguousarray(values[:, k])
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], list(columns))
-    return write_table(batch.replace_schema_metadata({_HEARD_US: str(heard_us)}))
+    return write_table(batch.replace_schema_metadata({_HEARD_US: str(heard_us), _CLOCK_US: str(clock_us)}))
 
 
 def read_windows(payload: memoryview) -> Windows:
@@ -73,10 +77,11 @@ def read_facts(payload: memoryview) -> FactRows:
     return FactRows(columns, np.arange(table.num_rows), by_collection, table.num_rows, Refusals())
 
 
-def heard_us(payload: memoryview) -> int:
-    """Return the time when the windows or facts of a record came; -1 where it is unknown."""
+def times_of(payload: memoryview) -> tuple[int, int]:
+    """Return when the windows or facts of a record came, and the clock's latest time then; -1 where it is unknown."""
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        return int((reader.schema.metadata or {}).get(_HEARD_US, UNKNOWN_ID))
+        about = reader.schema.metadata or {}
+    return int(about.get(_HEARD_US, UNKNOWN_ID)), int(about.get(_CLOCK_US, UNKNOWN_ID))
 
 
 def write_names(key: NDArray[np.int64]) -> pa.Buffer:

@@ -74,7 +74,7 @@ def replay_log(
             tracker.following.resize(scorer)
     for record in store.records():
         if record.kind in (log_records.WINDOWS, log_records.FACTS):
-            tracker.clock.read(log_records.heard_us(record.payload))
+            tracker.clock.read(*log_records.times_of(record.payload))
         if record.kind == log_records.WINDOWS:
             windows = log_records.read_windows(record.payload)
             if recorder is not None:

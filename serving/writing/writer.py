@@ -259,8 +259,9 @@ class Writer:
         with self.timed("log"):
             if self._store is not None:
                 self._record_settings(self._store)
-                present_us = self._tracker.clock.present_us
-                self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows, present_us))
+                clock = self._tracker.clock
+                record = log_records.write_windows(admitted.windows, clock.present_us, clock.latest_us)
+                self._store.append(log_records.WINDOWS, record)
         if self._recorder is not None:
             self._recorder.take(admitted.windows)
         synced = self._synced()  # while it is folded

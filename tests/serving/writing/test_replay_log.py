@@ -231,6 +231,18 @@ def test_a_clock_that_went_on_with_the_tasks_that_replaced_all_others_stands_the
     assert after.told(*({"task": task, "at": 51} for task in few)).taken == len(few)
 
 
+def test_a_clock_that_few_tasks_were_ahead_of_after_a_silence_stands_where_it_stood_after_a_crash(
+    start: Callable[..., Service],
+) -> None:
+    service, now_s = start(), 0.0
+    service.tracker.clock = CellClock(service.settings, lambda: -1, passed_s=lambda: now_s)
+    service.told(*({"task": task} for task in range(100)))
+    now_s = 4 * PERIOD_S
+    assert service.told({"task": 1, "at": 8}).taken == 1
+    assert service.tracker.clock_us == W
+    assert crashed(service, start).tracker.clock_us == W
+
+
 def test_a_restart_is_no_news_of_a_task(start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
     hour_us = 12 * W
     unix: dict[str, Any] = {"clock": "unix", "forget_s": 86_400.0}
