@@ -50,6 +50,7 @@ def store_client() -> MlflowClient:
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints the traceback of what it raises
     uri = default_tracking_uri()
     try:
         with quiet(), _asked_once():

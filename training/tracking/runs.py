@@ -259,8 +259,18 @@ def register_bundle(
 
 
 def move_alias(version: ModelVersion, alias: str) -> None:
-    """Point an alias to a version from now on."""
-    store_client().set_registered_model_alias(version.name, alias, version.version)
+    """Point an alias to a version from now on; ModelError where the store cannot be written."""
+    client = store_client()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(version.name, alias, version.version)
+    except MlflowException as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{default_tracking_uri()} does not make {version.name}/{version.version} {alias} ({reason}); run it again "
+            "once it can be written"
+        ) from error
 
 
 def describe_version(version: ModelVersion, text: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,6 +270,21 @@ def test_a_store_that_fails_in_the_middle_is_an_error_of_one_line() -> None:
         tracking.start_run("gone", "x"),
     ):
         raise mlflow.MlflowException("gone\nTraceback")
+
+
+def test_a_store_that_takes_no_champion_is_an_error_of_one_line_and_says_nothing_else(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with tracking.start_run("models", "network") as run:
+        registered = _register(run, bundle, tmp_path, "unwritable", None)
+    shutil.copy("mlruns/mlflow.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as file:
+        file.execute("DROP TABLE registered_model_aliases")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(ModelError, match=r"mlflow\.db does not make unwritable/1 champion \(.*\); run it") as refusal:
+        tracking.move_alias(registered, tracking.CHAMPION)
+    assert "\n" not in str(refusal.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_registering_prints_nothing(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
