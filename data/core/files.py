@@ -258,6 +258,17 @@ def locked(path: Path, busy: Exception | None) -> Iterator[None]:
 
 
 @contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold an existing folder, and wait for another process that has it; nothing is written into it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lock(fd, None)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def working_folder(folder: Path, busy: Exception) -> Iterator[None]:
     """Hold a folder for what a killed process leaves to the next one; it is removed at the end.
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from reclaim.data.core.files import content_sha256
+from reclaim.data.core.files import content_sha256, locked_folder
 from reclaim.replay.experiment import BY_MACHINE, ONLINE, Experiment, Results, rests_on
 from reclaim.replay.report.page import ReplayReport
 from reclaim.training.tracking import runs as tracking
@@ -31,8 +31,13 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
     """Record a replay that is not recorded yet; returns the id of the run of the whole experiment.
 
     The store itself is searched for runs of the same inputs: an interrupted recording is completed, its last run
-    included, and another store gets a recording of its own.
+    included, and another store gets a recording of its own. A process that records the same folder is waited for.
     """
+    with locked_folder(report.folder):
+        return _record(experiment, report)
+
+
+def _record(experiment: Experiment, report: ReplayReport) -> str:
     results = report.results
     shared = _shared_tags(results)
     before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})

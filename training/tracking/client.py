@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from reclaim.data.core.files import lock, partial_of, replaced_file
+from reclaim.data.core.files import locked_folder, partial_of, replaced_file
 from reclaim.data.errors import ModelAbsentError, ModelError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def store_client() -> MlflowClient:
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints the traceback of what it raises
     uri = default_tracking_uri()
     try:
         with quiet(), _asked_once():
@@ -210,14 +211,10 @@ def _make(file: Path) -> None:
     from mlflow.db import upgrade
 
     make = cast(Callable[[str], None], upgrade.callback)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        lock(folder, None)
+    with locked_folder(file.parent):
         if file.exists():
             return
         for left in file.parent.glob(f"{partial_of(file).name}*"):  # by a killed process, a journal among it
             left.unlink()
         with replaced_file(file) as partial:
             make(f"{SQLITE}{partial}")  # with a connection of its own, which MLflow does not keep
-    finally:
-        os.close(folder)

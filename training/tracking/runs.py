@@ -269,7 +269,7 @@ def register_bundle(
 
 
 def move_alias(version: ModelVersion, alias: str) -> None:
-    """Point an alias to a version from now on."""
+    """Point an alias to a version from now on; ModelError where the store cannot be written."""
     client = store_client()
     with _store_named(f"does not make {version.name}/{version.version} the {alias}"):
         client.set_registered_model_alias(version.name, alias, version.version)

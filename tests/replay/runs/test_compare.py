@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +143,25 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     assert tracking.load_dict(first, "results.json")["dataset"] == report.results["dataset"]
     one = next(r for r in recorded if r.name == "borg/medium")
     assert float(one.params["margin_share.cpu"]) == report.results["estimators"][0]["margins"]["medium"]["cpu"]
+    assert store.exists()
+
+
+def test_a_replay_that_two_processes_record_at_once_is_recorded_once(
+    report: ReplayReport, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_metrics, second = tracking.Run.log_metrics, Thread(target=record_margins, args=(small(report, seed=3),))
+
+    def begin_second(run: tracking.Run, metrics: dict[str, Any]) -> None:
+        if second.ident is None:
+            second.start()
+        log_metrics(run, metrics)
+
+    before = {run.run_id for run in tracking.find_runs("margins")}
+    monkeypatch.setattr(tracking.Run, "log_metrics", begin_second)
+    record_margins(small(report, seed=3))
+    second.join()
+    recorded = [run.name for run in tracking.find_runs("margins") if run.run_id not in before]
+    assert sorted(recorded) == sorted(["margins raw", *NAMES])
     assert store.exists()
 
 

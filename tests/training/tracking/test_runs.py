@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -308,6 +311,23 @@ def test_a_metric_that_is_logged_again_is_kept_once() -> None:
     points = store_client().get_metric_history(run.run_id, "loss")
     assert [(point.step, point.value) for point in points] == [(0, 3.0), (1, 2.0), (2, 1.0)]
     assert tracking.find_run(run.run_id).metrics == {"loss": 1.0}
+
+
+def test_a_store_that_takes_no_champion_is_an_error_of_one_line_and_says_nothing_else(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with tracking.start_run("models", "network") as run:
+        registered = _register(run, bundle, tmp_path, "unwritable", None)
+    shutil.copy("mlruns/mlflow.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as file:
+        file.execute("DROP TABLE registered_model_aliases")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(
+        ModelError, match=r"mlflow\.db does not make unwritable/1 the champion \(.*\); run it"
+    ) as refusal:
+        tracking.move_alias(registered, tracking.CHAMPION)
+    assert "\n" not in str(refusal.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_registering_prints_nothing(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
