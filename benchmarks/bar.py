@@ -6,7 +6,7 @@
 The dataset has its features built. One network, for all horizons, is trained with the default settings and kept in the
 work folder, so that a second call only measures. `--horizon` and `--rivals` measure less. With `--transfer` the network
 trained on DATASET is measured on OTHER, its prices set on OTHER's validation rows, next to one trained there. With
-`--trees` the boosted trees are trained, for one hour, and measured beside it, alone and mixed with the network (the
+`--trees` the boosted trees are trained, for one hour, and measured next to it, alone and mixed with the network (the
 mean of both curves): minutes per 100,000 rows.
 
 Every estimator has one free number per resource, horizon and budget: the price of a violation, or a margin. It is set
@@ -17,7 +17,7 @@ in three ways:
 - online: from there it follows the workload (`training.margins.online`), so that violations stay near the
   budget.
 - in hindsight, on the test rows themselves: where what is reclaimed at every number comes to the budget, as in the
-  frontier (`replay.experiments.frontier`), in each resample anew. No service can do this, but it favours all
+  frontier (`replay.experiments.frontier`), again in each resample. No service can do this, but it favours all
   estimators alike and makes them comparable.
 
 Every statistical estimator is measured twice: with settings chosen on the validation rows for each resource, horizon

@@ -20,7 +20,7 @@ Next to it stand
   validation period, and in hindsight.
 
 Differences in hindsight are at equal violation, which is the budget. They have 95 % intervals that draw whole tasks
-with replacement, and find the price anew in each draw. Of datasets of more than ``MOST_TASKS`` tasks the test period
+with replacement, and find the price again in each draw. Of datasets of more than ``MOST_TASKS`` tasks the test period
 counts every n-th task, for all alike.
 """
 

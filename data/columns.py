@@ -1,6 +1,6 @@
 """Turns columns of Arrow into arrays of numpy and back by their bytes, without pandas.
 
-Arrow's own ways, ``to_numpy`` and ``pa.array``, import pandas first: a twelfth of the time of a small stage.
+Arrow's own ``to_numpy`` and ``pa.array`` import pandas first, which takes a twelfth of the time of a small stage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
-        return column.chunk(0)  # ``combine_chunks`` copies even that
+        return column.chunk(0)  # ``combine_chunks`` would copy even that
     return column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)
 
 
@@ -53,7 +53,7 @@ def flags_of(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def array_of(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return an array as a column of its type, null where it is not valid."""
+    """Return an array as a column of its type, null where ``valid`` is false."""
     bits = None if valid is None else bits_of(valid)
     content = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, pa.py_buffer(content)])
@@ -65,7 +65,7 @@ def bits_of(valid: NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """Return a table of the schema without a row."""
+    """Return an empty table of the schema."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 

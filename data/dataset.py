@@ -37,7 +37,7 @@ FORMAT_VERSION = 2
 _INTEGERS: Final = tuple(name for name in w.COLUMNS if name in s.USAGE.names)
 """Columns of usage that ``Windows`` has under the same name."""
 _OF_TASKS: Final = (*_INTEGERS, s.ALLOC_COLLECTION_ID)
-"""Columns of usage that say whose windows they are, and of when."""
+"""Columns of usage that name the task and the time of a window."""
 _OF_WINDOWS: Final = (
     *_OF_TASKS, *w.CHANNELS, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES, s.CPU_LIMIT, s.MEMORY_LIMIT,
 )  # fmt: skip
@@ -150,7 +150,7 @@ class Dataset:
         ----------
         bucket : int
         measured : bool
-            Whether measurements, limits and owners are read, too; else they are unknown, and not even asked for.
+            Whether measurements, limits and owners are read, too; else they are unknown and not read from the file.
         owned : bool
             Whether owners are read with the measurements.
 
@@ -176,7 +176,7 @@ class Dataset:
         return out
 
     def windows_of(self, bucket: int, collections: NDArray[np.int64]) -> w.Windows:
-        """Return a bucket's windows of some collections, as ``windows`` does; known are their task and time alone."""
+        """Return a bucket's windows of some collections, as ``windows`` does; only their task and time are known."""
         names = (*s.TASK_KEY, s.END_US)
         table = self.usage(bucket, list(names))
         collection = _integers(table[s.COLLECTION_ID])
@@ -191,8 +191,8 @@ class Dataset:
     def cell(self, monday_us: int = 0) -> w.Cell:
         """Return the dataset's cell; the caller gives ``monday_us``, which no trace has.
 
-        The largest machine is that of the whole record, as an operator says it once (``RECLAIM_LARGEST_CPU``): sizes of
-        early rows are relative to a machine that may have come later.
+        The largest machine is that of the whole record, as an operator states it once (``RECLAIM_LARGEST_CPU``): sizes
+        in early rows are relative to a machine that may have come later.
         """
         machines = self.table("machines")
         cpu, memory = (pc.max(machines[name]).as_py() for name in (s.CPU_CAPACITY, s.MEMORY_CAPACITY))
@@ -241,7 +241,7 @@ class Dataset:
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:
-        """Turn errors of files that are missing or not parquet into one that says the remedy; others name the dataset.
+        """Turn errors of files that are missing or not parquet into one that gives the remedy; others name the dataset.
 
         Raises
         ------
@@ -359,7 +359,7 @@ def _keys(tasks: pa.Table) -> pd.MultiIndex:
 
 
 def _fill_tasks(out: w.Windows, table: pa.Table) -> None:
-    """Write whose windows a table's rows are into ``out``, which has as many rows."""
+    """Write task and time of a table's rows into ``out``, which has as many rows."""
     for name in _INTEGERS:
         getattr(out, name)[:] = _integers(table[name])
     out.in_alloc[:] = flags_of(table[s.ALLOC_COLLECTION_ID].is_valid())

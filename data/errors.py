@@ -9,17 +9,17 @@
         TraceError                  the trace is broken: damaged files, too many bad lines, nothing in it
       HistoryTooShortError          there is less data than the step needs; gives both numbers
       ModelError                    no such model, or another feature pipeline made it
-        ModelAbsentError            no such model, by the word of the registry
-        OtherReleaseError           another release made it, in a format or of features that this one does not read
+        ModelAbsentError            no such model, as the registry states
+        OtherReleaseError           another release made it, in a format or from features that this one does not read
       StoreError                    the state of the service cannot be written or read back
 
-A message gives the expected value, the actual one, and the place. The caller can mend each of these: the command line
-prints one line and exits with code 2.
+A message gives the expected value, the actual one, and the place. The caller can correct each of these: the command
+line prints one line and exits with code 2.
 """
 
 
 class ReclaimError(Exception):
-    """Base of every error that a caller can mend."""
+    """Base of every error that a caller can correct."""
 
 
 class ConfigError(ReclaimError, ValueError):
@@ -39,7 +39,7 @@ class TraceError(DataError):
 
 
 class HistoryTooShortError(ReclaimError):
-    """There is less data than the step needs; the message says both numbers."""
+    """There is less data than the step needs; the message gives both numbers."""
 
 
 class ModelError(ReclaimError):
@@ -47,11 +47,11 @@ class ModelError(ReclaimError):
 
 
 class ModelAbsentError(ModelError):
-    """There is a registry, or none yet, and the model is not in it; not one that cannot be reached or read."""
+    """The registry lacks the model, or does not exist yet; not raised where it cannot be reached or read."""
 
 
 class OtherReleaseError(ModelError):
-    """Another release made the model, in a format or of features that this one does not read."""
+    """Another release made the model, in a format or from features that this one does not read."""
 
 
 class StoreError(ReclaimError):

@@ -16,10 +16,10 @@ from reclaim.data.core.arrays import is_first
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows
 
 OOM_SHARE: Final = 0.98
-"""Share of the limit that memory must reach in a failed task's last window for the failure to be called OOM."""
+"""Share of the limit that memory must reach in a failed task's last window for the failure to count as OOM."""
 
 OOM_ENDS: Final = (s.EventType.FAIL,)
-"""Ends that may be an OOM. An eviction is none: a machine out of memory evicts the least important task."""
+"""Ends that may be an OOM. An eviction is not one: a machine out of memory evicts the least important task."""
 
 OOM_COLUMNS: Final = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
 """The columns of events that the label looks at."""
@@ -43,13 +43,13 @@ LAST_WINDOW_US: Final = 600_000_000
 def near_limit(memory: Any, limit: Any, share: float = OOM_SHARE) -> Any:
     """Return whether memory is so near its limit that a failure right after it is derived to be an OOM.
 
-    The only rule of it, of numbers or arrays; kernels compile it. False where one of them is NaN.
+    The only definition of this rule, for numbers or arrays; kernels compile it. False where one of them is NaN.
     """
     return memory >= share * limit
 
 
 def is_last(start_us: Any, end_us: Any, time_us: Any) -> Any:
-    """Return whether a window, the last that began before a failure, is recent enough to tell of it."""
+    """Return whether a window, the last that began before a failure, is recent enough to judge it."""
     return (start_us < time_us) & (end_us >= time_us - LAST_WINDOW_US)
 
 
@@ -73,8 +73,8 @@ def oom_events(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return task number and time of each OOM event, sorted. Two int64 arrays, (n_events,).
 
-    Events that say whether they were out of memory are taken at their word (``OOM_RECORDED``); of others it is derived
-    (``OOM_DEFINITION``).
+    For events that record whether they were out of memory, the record decides (``OOM_RECORDED``); for others it is
+    derived (``OOM_DEFINITION``).
 
     Parameters
     ----------
@@ -104,9 +104,9 @@ def oom_events(
 
 
 def recorded_failures(windows: Windows, events: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the columns ``failed_us`` and ``failed_oom`` of windows: the last failure by the end of each that says.
+    """Return the columns ``failed_us`` and ``failed_oom`` of windows: the last failure of known cause by each end.
 
-    Of two at once of a task the one that was out of memory counts.
+    Of two failures of a task at one time, the one that was out of memory counts.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def recorded_failures(windows: Windows, events: pa.Table) -> tuple[NDArray[np.in
     at_us = np.concatenate([time_us, windows.end_us[rows]])
     order = np.lexsort((np.append(said, np.full(len(rows), 2)), at_us, of))  # of one time, windows behind failures
     event = np.maximum.accumulate(np.where(order < len(number), np.arange(len(order)), -1))
-    place = order[event]  # the last failure at or before each, of whatever task; the first row has one of none
+    place = order[event]  # the last failure at or before each, of any task; the first row is that of no task
     there = (event >= 0) & (order >= len(number)) & (of[place] == of[order])
     row = rows[order[there] - len(number)]
     failed_us[row], failed_oom[row] = time_us[place[there]], said[place[there]] > 0
@@ -172,7 +172,7 @@ def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray
     """
     starts = windows.task_starts()
     low, high = starts[task], starts[task + 1]
-    while (searched := low < high).any():  # all events at once: the rows from ``high`` on did not begin before
+    while (searched := low < high).any():  # all events at once: the rows from ``high`` on did not begin earlier
         middle = (low + high) // 2
         began = windows.start_us[np.where(searched, middle, 0)] < time_us
         low, high = np.where(searched & began, middle + 1, low), np.where(searched & ~began, middle, high)

@@ -1,9 +1,9 @@
-"""Makes usage windows of raw samples: a cumulative CPU counter, and memory in use, as a scraper recorded them.
+"""Makes usage windows from raw samples: a cumulative CPU counter, and memory in use, as a scraper recorded them.
 
 Rules, the same for a history and for a live feed:
 
 - Windows are slots of the clock, whole multiples of their length. A sample belongs to the slot that its time lies in,
-  the beginning included and the end not: a window is known at its end, and nothing in it is of a later time.
+  the beginning included and the end not: a window is known at its end, and nothing in it comes from a later time.
 - A *rate* is the rise of the counter between two neighbouring samples of one series, over the time between them. It
   belongs wholly to the slot of its second sample, and weighs the time it spans. Each rate is in exactly one window.
 - A counter that falls was set to zero in between: the rise is then the second value, as in Prometheus.
@@ -65,12 +65,12 @@ class Samples:
 
 
 NO_SAMPLES: Final = Samples(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
-"""Samples of a metric that there is not."""
+"""Samples of a metric that is absent."""
 
 
 @dataclass(frozen=True)
 class SampledWindows:
-    """Windows made of samples, by task and time; NaN is unknown. ``n`` rows.
+    """Windows made from samples, by task and time; NaN is unknown. ``n`` rows.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ def _of_counter(
     rates: Any,  # (n_slots,) int64
     found: Any,  # (n_slots, 2 + n_levels) float64
 ) -> None:
-    """Write what the series of one task say about its CPU usage."""
+    """Write the CPU usage of one task from its series."""
     most = offsets[-1] - offsets[0]
     begins, ends, rate, count = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), 0
     for series in range(len(offsets) - 1):
@@ -200,7 +200,7 @@ def _of_counter(
         rates[slot] = len(values)
         by_rate = np.argsort(values, kind="mergesort")
         found[slot, 1] = values[by_rate[-1]]
-        found[slot, 0] = min(np.sum(values * spans) / np.sum(spans), found[slot, 1])  # not above it by a rounding
+        found[slot, 0] = min(np.sum(values * spans) / np.sum(spans), found[slot, 1])  # rounding must not raise it above
         total, below, k = np.sum(spans), spans[by_rate[0]], 0
         for level in np.argsort(levels):
             while below * 100 < levels[level] * total:

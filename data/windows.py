@@ -29,7 +29,8 @@ CHANNELS: Final = (
 
 CPU_MEAN, CPU_MAX, MEMORY_MEAN, MEMORY_MAX, PAGE_CACHE, CPI, MAI = range(len(CHANNELS))
 FAR_ABOVE: Final = 2.0
-"""Limits of mean usage from which usage and limit seem to be in different units: a task may pass its limit, by less."""
+"""Multiple of the limit from which on mean usage and limit seem to be in different units: a task may exceed its limit
+by less."""
 
 LEVELS: Final = tuple(sorted((*PERCENTILES, *TAIL_PERCENTILES)))
 """The level axis of ``Windows.percentiles``, in percent: 0, 10 … 90, 91, 92 … 99, 100."""
@@ -79,7 +80,7 @@ class Cell:
 class Windows:
     """``n`` measurement windows of any number of tasks; rows of one task stand in time order.
 
-    A column is stated here alone: everything that makes, copies, keeps or writes windows goes by ``COLUMNS``.
+    Columns are defined only here: everything that makes, copies, keeps or writes windows uses ``COLUMNS``.
 
     Attributes
     ----------
@@ -140,11 +141,11 @@ class Windows:
         """Return the first row of each run of equal task ids, and ``n``; shape (n_tasks + 1,).
 
         Assumes the rows of a task stand together, as ``store`` and ``sort_windows`` leave them, and that ids do not
-        change once this was asked.
+        change after this call.
         """
         return self._task_starts
 
-    @cached_property  # asked for ten times of a bucket
+    @cached_property  # called ten times for a bucket
     def _task_starts(self) -> NDArray[np.int64]:
         return np.append(np.flatnonzero(is_first(self.collection_id, self.instance_index)), len(self))
 
@@ -183,14 +184,14 @@ def sort_windows(windows: Windows) -> Windows:
 
 
 def empty_windows(n: int = 0) -> Windows:
-    """Return ``n`` rows in which nothing is known; for callers that fill in what they have."""
+    """Return ``n`` rows of unknown values; for callers that fill in what they have."""
     return Windows(
         **{name: np.full((n, len(c.axis)) if c.axis else n, c.unknown, c.dtype) for name, c in COLUMNS.items()}
     )
 
 
 def unwritten_windows(n: int) -> Windows:
-    """Return ``n`` rows of whatever their memory holds; for callers that write every column."""
+    """Return ``n`` uninitialised rows; for callers that write every column."""
     return Windows(**{name: np.empty((n, len(c.axis)) if c.axis else n, c.dtype) for name, c in COLUMNS.items()})
 
 
@@ -228,7 +229,7 @@ def far_above_limit(windows: Windows) -> NDArray[np.bool_]:
 
 
 def what_is_judged(windows: Windows) -> Windows:
-    """Return the same rows with no more measurements than a replay asks for: two fifths of the bytes.
+    """Return the same rows with only the measurements that a replay needs: two fifths of the bytes.
 
     Left are, of ``CHANNELS``, the four of CPU and memory, and the 90th percentile: ``demand`` and ``peak_cpu`` answer
     as before.
@@ -276,7 +277,7 @@ def demand(windows: Windows) -> NDArray[np.float64]:
 
 
 def measured_by_mean(windows: Windows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return in which windows ``demand`` had only the mean to go by, and in which it had anything; (n, n_resources)."""
+    """Return in which windows ``demand`` rests on the mean, and in which on any measurement; (n, n_resources)."""
     u = windows.usage
     best = ~np.isnan(np.stack([_p90(windows), u[:, MEMORY_MAX]], axis=1))
     mean = ~np.isnan(u[:, [CPU_MEAN, MEMORY_MEAN]])

@@ -32,7 +32,7 @@ _MOST: Final = float(np.finfo(np.float32).max)
 
 
 class Labels(NamedTuple):
-    """All that features are learned with, of ``n`` rows; the columns of a ``FeatureSet``."""
+    """The labels and facts of ``n`` rows besides their features; the columns of a ``FeatureSet``."""
 
     y: NDArray[np.float32]
     oom: NDArray[np.float32]
@@ -50,7 +50,7 @@ class Labels(NamedTuple):
         return Labels(**{name: column.take(rows, axis=0) for name, column in columns})  # faster than an index
 
     def ooms(self) -> NDArray[np.float32]:
-        """Return ``targets`` of out of memory alone."""
+        """Return ``targets`` of out of memory only."""
         return np.where(self.inside, self.oom, np.float32(np.nan))
 
     def targets(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -121,7 +121,7 @@ class Folding:
     def fold_into(
         self, x: NDArray[np.float32], windows: Windows, rows: Rows, threads: int = 1
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Fold whole tasks and write the features of chosen rows, those of collections as of ones without a history.
+        """Fold whole tasks and write the features of chosen rows; those of collections as if these had no history.
 
         Parameters
         ----------
@@ -189,11 +189,12 @@ class Bucket:
     def features(self, rows: Rows, threads: int = 1) -> NDArray[np.float32]:
         """Return the features of chosen rows; float32, shape (k, n_features).
 
-        To the bit those that ``FeatureState`` gives as it goes. Tasks of which no row is chosen are passed over.
+        They equal to the bit those that ``FeatureState`` gives window by window. Tasks without a chosen row are
+        skipped.
         """
         if self.stored is not None:
             return self.stored[rows]
-        if (np.diff(rows) <= 0).any():  # one that is asked for twice has one place
+        if (np.diff(rows) <= 0).any():  # a row asked for twice has one place
             rising, place = np.unique(rows, return_inverse=True)
             return self.features(rising, threads)[place]
         windows, mine = self.windows.tasks_of(rows)

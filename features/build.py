@@ -1,4 +1,4 @@
-"""Builds the feature set of a dataset: each bucket is a job of its own, and what they give is put one after another."""
+"""Builds the feature set of a dataset: each bucket is a job of its own, and their results are joined in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from reclaim.features.splits import VALID, SplitConfig, SplitCounts, cuts_us, in
 from reclaim.features.targets import AN_HOUR, HORIZONS_S, TARGETS
 
 _SPARE: Final = 8
-"""An array is made larger by an eighth, so that the next bucket, of about as many rows, finds room in it."""
+"""An array is made an eighth larger, so that the next bucket, of about as many rows, fits into it."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class FeatureConfig:
     monday_s: int = 0
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
     rows: str = "sample"
-    """``sample`` keeps the features of a bounded number of rows, those that training reads, and folds others again when
-    they are asked for; ``all`` keeps those of every row, 464 bytes each, for study."""
+    """``sample`` keeps the features of a bounded number of rows, those that training reads, and computes others again
+    when they are asked for; ``all`` keeps those of every row, 464 bytes each, for study."""
     sample: SampleConfig = field(default_factory=SampleConfig)
     """Rows that are kept."""
 
@@ -80,9 +80,9 @@ class _Job:
 
 
 class _Room:
-    """Memory of features that were written, for those of the next buckets of this process.
+    """Memory of features that were written, reused for the next buckets of this process.
 
-    A tenth of the time went into pages that the system clears when an array of this size is new.
+    Clearing the pages of new arrays of this size took a tenth of the time.
     """
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ class _Room:
         self._lent: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send nothing to another process, which gets no memory back."""
+        """Send nothing to another process: no memory comes back from it."""
         return _Room, ()
 
     def features(self, rows: int) -> NDArray[np.float32]:
-        """Return an array of what is free, or a new one; shape (rows, n_features), uninitialised."""
+        """Return an array from the free ones, or a new one; shape (rows, n_features), uninitialised."""
         size = rows * N_FEATURES
         try:
             memory = self._free.popleft()
@@ -106,7 +106,7 @@ class _Room:
         return memory[:size].reshape(rows, N_FEATURES)
 
     def free(self, x: NDArray[np.float32]) -> None:
-        """Take back the memory of an array of ``features``; one that came from another process is none."""
+        """Take back the memory of an array of ``features``; one from another process is ignored."""
         memory = x.base
         if isinstance(memory, np.ndarray) and id(memory) in self._lent:
             self._lent.remove(id(memory))
@@ -119,12 +119,12 @@ class _Facts(NamedTuple):
     Attributes
     ----------
     ends : OomJournal
-        Of the windows alone that bring an end out of memory to light.
+        Only of the windows that reveal an end out of memory.
     counts : SplitCounts
     n_oom : int
         OOM events by the label, recorded or derived.
     by_mean, measured : int64, shape (n_resources,)
-        Windows whose demand had only the mean to go by, and those that had any.
+        Windows whose demand rests on the mean, and windows with any demand.
     granted, limits : int64 and float64, shape (n_resources,)
         Validation rows that have a limit, and the sum of these limits.
     """
@@ -148,7 +148,7 @@ def build_features(
     *,
     engine: Engine = HERE,
 ) -> tuple[FeatureSet, bool]:
-    """Build the feature set of a dataset, or find it built; return it and whether it had been there.
+    """Build the feature set of a dataset, or find it built; return it and whether it existed.
 
     Parameters
     ----------
@@ -214,12 +214,12 @@ def built_features(dataset: Dataset) -> FeatureSet | None:
         features = FeatureSet.open(dataset.path)
         _ = features.journal
         return features
-    except (ConfigError, TraceError):  # there is none, or it is damaged or of another pipeline: to be built
+    except (ConfigError, TraceError):  # there is none, or it is damaged or of another pipeline: it has to be built
         return None
 
 
 def _fill(folding: Folding, config: FeatureConfig, work: Path, pool: Workers) -> dict[str, Any]:
-    """Write every array into the folder; return what the manifest says of them."""
+    """Write every array into the folder; return their entries of the manifest."""
     dataset = folding.dataset
     bucket_start = np.cumsum([0, *(dataset.n_windows_of(b) for b in range(dataset.n_buckets))]).tolist()
     shares = None if config.whole else _shares(folding, config.sample, pool, bucket_start[-1])
@@ -274,11 +274,11 @@ def _count(job: tuple[Folding, int]) -> RowCounts:
 
 
 def _fold(job: _Job) -> tuple[dict[str, NDArray[Any]], _Facts]:
-    """Fold one bucket: return the columns of the rows that are kept, and what is known of all."""
+    """Fold one bucket: return the columns of the rows that are kept, and the facts of all."""
     folding = job.folding
     windows = folding.dataset.windows(job.bucket, owned=False)
     labels, n_oom = folding.labels(job.bucket, windows)
-    kept: Rows | slice = slice(None)  # every row, which copies none
+    kept: Rows | slice = slice(None)  # every row: nothing is copied
     rows, weight = np.arange(len(windows)), np.ones(len(windows), np.float32)
     if job.shares is not None:
         rows, weight = job.shares.choose(windows, labels.period, labels.group, labels.ooms())
@@ -310,7 +310,7 @@ def _fold(job: _Job) -> tuple[dict[str, NDArray[Any]], _Facts]:
 
 
 def _counts(columns: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return how often each column is true: a twentieth of the time of ``sum``, which goes along the rows."""
+    """Return how often each column is true: takes a twentieth of the time of ``sum``, which goes along the rows."""
     return np.array([np.count_nonzero(column) for column in columns.T], np.int64)
 
 
@@ -350,7 +350,7 @@ class _Written:
             with self._named():
                 self._write_header()
         except OSError:
-            with suppress(OSError):  # the same once more, of what is not written yet
+            with suppress(OSError):  # the same error, for bytes not written yet
                 self._file.close()
             raise
         return self
@@ -378,7 +378,7 @@ class _Written:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from error
 
     def _write_header(self) -> None:
-        """Write the header; numpy leaves room in it for as many rows as there may come to be."""
+        """Write the header; numpy leaves room in it for any number of rows."""
         shape = (self._rows, *self._row)
         header = {"descr": dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         write_array_header_1_0(self._file, header)

@@ -70,7 +70,7 @@ class FeatureSet:
     first : int64, shape (n,)
         The same of the first window of the row's task.
     weight : float32, shape (n,)
-        How many rows of the dataset a row to learn from stands for; others stand for all alike.
+        How many rows of the dataset a training row stands for; other rows stand for equally many each.
     x : float32, shape (n, n_features)
         NaN where there is nothing to compute a feature from.
     y : float32, shape (n, n_targets, n_horizons)
@@ -140,7 +140,7 @@ class FeatureSet:
         return cls(folder, manifest, dataset, bucket_start=bucket_start, **arrays)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Open it again where it is sent to another process, instead of sending all rows."""
+        """Make another process open it again, instead of sending all rows."""
         return FeatureSet.open, (str(self.dataset.path.resolve()),)
 
     @property
@@ -277,7 +277,7 @@ def _command(dataset: Path | str) -> str:
 
 
 def _mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...], made_by: str) -> np.memmap[Any, Any]:
-    """Return an array of a feature set, mapped into memory; refuse one that is not what it should be."""
+    """Return an array of a feature set, mapped into memory; refuse one of another type or shape."""
     try:
         array = open_memmap(path, mode="r")
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Split rows for reports by the tier and the age of their task, and say which rows are of one task."""
+"""Splits rows for reports by the tier and the age of their task, and tells which rows belong to one task."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def keys_of(windows: Windows, rows: NDArray[np.int64]) -> RowKeys:
 
 
 def join_keys(parts: list[RowKeys]) -> RowKeys:
-    """Return the rows of all parts, in the order given; tasks are numbered again, for none is in two parts."""
+    """Return the rows of all parts, in the order given; tasks are numbered again, as no task is in two parts."""
     if not parts:
         return RowKeys(*(np.zeros(0, np.int64) for _ in range(5)))
     before = np.cumsum([0, *(p.task.max(initial=-1) + 1 for p in parts)])

@@ -22,15 +22,15 @@ is folded again. ``all``: those of every row, 464 bytes each, for study."""
 SAMPLING: Final = 1
 """Version of the choice of rows; raised by hand when other rows are chosen by the same settings."""
 _SHARED: Final = 0.5
-"""Share of the training rows that is spread over tiers and ages alike, as far as each has rows; the rest goes by how
-many more each has."""
+"""Share of the training rows that is spread equally over tiers and ages, as far as each has rows; the rest is in
+proportion to the rows that are left."""
 _OF_TRAIN, _OF_VALID, _OF_TEST, OF_REPLAY = range(4)
-"""Purposes that numbers are drawn for: what is kept for one use is no likelier to be kept for another."""
+"""Purposes of random numbers: a row kept for one use is not more likely to be kept for another."""
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Rows that are kept of each period, about; all where there are fewer."""
+    """Approximate number of rows kept of each period; all where there are fewer."""
 
     train: int = 1_000_000
     """Rows to learn from, by tier and age, with weights; those that meet an end out of memory within an hour come on
@@ -111,7 +111,7 @@ class Shares:
         rows : int64, shape (k,)
             Rising. Rows that no period may use are left out.
         weight : float32, shape (k,)
-            1 for a validation or test row, which stand for all alike.
+            1 for a validation or test row, which stand for equally many rows each.
         """
         used = _used(period, group)
         train, valid, test = (np.flatnonzero(used & (period == one)) for one in (TRAIN, VALID, TEST))
@@ -142,7 +142,7 @@ def machine_or_task(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def _used(period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which rows any use is made of: those in an alloc instance are warned of, though nothing else is."""
+    """Return which rows any use is made of: rows in an alloc instance are used only for out-of-memory warnings."""
     used: NDArray[np.bool_] = permitted(period, group) | (group == IN_ALLOC)
     return used
 

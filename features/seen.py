@@ -1,4 +1,4 @@
-"""Samples the windows that a model learned from, by which another dataset that holds them, too, is recognised."""
+"""Samples the windows that a model learned from, to recognise another dataset that also holds them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from reclaim.features.feature_set import FeatureSet
 
 SAMPLED: Final = 256
-"""Windows of a sample: of a hundredth of the windows that are judged one finds two or three."""
+"""Windows of a sample: two or three are found in a dataset that holds a hundredth of the windows judged."""
 SEEN: Final = "seen"
 """Name of the sample among the facts that a bundle has of a dataset."""
 FEWEST: Final = 2
-"""Fewest windows of a sample that another dataset holds, too, and more than it has with another usage: two cells that
-number their tasks alike may have a few in common by chance."""
+"""Fewest windows of a sample that another dataset must hold, and more than those that it holds with another usage: two
+cells that number their tasks alike may share a few by chance."""
 _BUCKETS: Final = 4
 """Most buckets that they are read from."""
 _DIGITS: Final = 16
@@ -28,15 +28,15 @@ _DIGITS: Final = 16
 
 Sample = Sequence[str]
 """Digests of some windows: of collection, instance and end, then of the demand of CPU and memory. A model that is
-passed on tells neither names nor usage in the clear."""
+passed on reveals neither names nor usage."""
 Digests = NDArray[np.uint64]
 
 
 def sample_windows(features: FeatureSet) -> list[str]:
     """Return some windows of the training and the validation period, evenly spaced; of few windows all.
 
-    They have usage, and another one than the window before: an idle window is like any other, and where usage is told
-    in whole percents, so are most.
+    They have usage that differs from the window before: idle windows are all alike, and so are most where usage is in
+    whole percents.
     """
     buckets = np.unique(np.linspace(0, features.n_buckets - 1, _BUCKETS).round().astype(np.int64))
     sample: list[str] = []
@@ -56,14 +56,14 @@ def sample_windows(features: FeatureSet) -> list[str]:
 def holds(
     samples: Sequence[Sample], features: FeatureSet, periods: Sequence[tuple[int, int | None]]
 ) -> list[list[bool]]:
-    """Return of each sample, for each period, whether windows that end in it are among the sample; in one pass.
+    """Return, for each sample and period, whether windows that end in the period are in the sample; in one pass.
 
-    Measurements are read of buckets alone that have a window of the name of one of a sample; features need not be kept.
+    Measurements are read only from buckets with a window whose name is in a sample; features need not be kept.
 
     Parameters
     ----------
     samples : sequence of sequence of str
-        As ``sample_windows`` gave each of another dataset; of an empty one the answer is no.
+        As ``sample_windows`` gave each of another dataset; for an empty one the answer is no.
     features : FeatureSet
         Of the dataset in question.
     periods : sequence of (int, int or None)
@@ -104,7 +104,7 @@ def _parsed(sample: Sample) -> tuple[Digests, Digests]:
 
 
 def _found(digests: Digests, few: Digests) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which digests are among a few that rise, and where: without the sort of all that ``numpy.isin`` makes."""
+    """Return which digests are among a few sorted ones, and where: without sorting all, as ``numpy.isin`` does."""
     if not len(few):
         return np.zeros(len(digests), np.bool_), np.zeros(len(digests), np.int64)
     at = np.minimum(np.searchsorted(few, digests), len(few) - 1)

@@ -1,4 +1,4 @@
-"""Assign rows to periods a horizon apart, collections to groups, and a whole dataset to its role."""
+"""Assigns rows to periods a horizon apart, collections to groups, and a whole dataset to its role."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PERIODS: Final = ("train", "valid", "test")
 SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC = range(4)
 GROUPS: Final = ("seen", "valid-unseen", "test-unseen", "in-alloc")
 """By collection: ``seen`` is trained on; ``valid-unseen`` only sets margins; ``test-unseen`` only tests. A task inside
-an alloc instance lives off its alloc's resources, not the machine's: no reservation is learned from it or judged on it,
-but on the alloc instance (as in the EuroSys'21 study, which takes top-level instances). Its ends out of memory are."""
+an alloc instance uses its alloc's resources, not the machine's: no reservation is learned from it or judged on it, only
+on the alloc instance (as in the EuroSys'21 study, which takes top-level instances). Its ends out of memory are."""
 
 PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNSEEN))
 """The groups that may be used in each period, in the order of ``PERIODS``."""
@@ -70,7 +70,7 @@ def cuts_us(first_us: int, last_us: int, config: SplitConfig) -> tuple[int, int]
     """Return the ends of the training and of the validation period, in µs on the trace's clock.
 
     Where nothing is trained on, training ends as the trace begins; where nothing is tested, validation ends after the
-    trace, so that no target of it is taken away for the sake of a test.
+    trace, so that no target is lost to a gap before a test.
     """
     span = last_us - first_us
     if config.role == "test":
@@ -178,7 +178,7 @@ class SplitCounts(NamedTuple):
         return cls(*(np.sum(column, axis=0) for column in zip(*parts, strict=True)))
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Return how many rows and known targets each period has, and what became of the others, for the manifest.
+        """Return how many rows and known targets each period has, and why the others are missing, for the manifest.
 
         Returns
         -------

@@ -1,6 +1,6 @@
 """Targets at each window's end t: demand, peak CPU and out-of-memory within each horizon after t.
 
-This is the one place of the room that looks past t.
+This is the only module of ``features`` that looks past t.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AN_HOUR: Final = HORIZONS_S.index(3_600)
 """Position of the horizon of an hour, by which splits are kept apart and ends out of memory are near."""
 
 _ALIVE_US: Final = 600_000_000
-"""A task last seen this close to the end of the trace is taken to run on."""
+"""A task last seen this close to the end of the trace counts as still running."""
 
 
 def targets(
@@ -83,7 +83,7 @@ def _rise(
 
 
 def measured_by(windows: Windows) -> NDArray[np.int64]:
-    """Return by when all that each row's targets rest on has been measured; int64, shape (n, n_horizons), µs.
+    """Return when all that each row's targets rest on has been measured; int64, shape (n, n_horizons), µs.
 
     That is the end of the horizon, or, where one that begins within it ends later, of a window. Assumes the order of
     ``targets``.
@@ -181,7 +181,7 @@ def future_max(
     ahead, middle, newer = first, first, -math.inf
     now = end_us[first]
     for i in range(first, stop):
-        now = max(now, end_us[i])  # what is known does not go back where windows overlap
+        now = max(now, end_us[i])  # known time does not decrease where windows overlap
         while ahead < end and (ahead <= i or start_us[ahead] < now + horizon):
             newer = signal[ahead] if signal[ahead] > newer else newer  # no NaN is larger
             ahead += 1

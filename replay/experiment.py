@@ -53,7 +53,7 @@ def rests_on(contender: str) -> str:
 
 
 def judged(results: Results) -> list[str]:
-    """Return the resources that the dataset of some results has limits of; pages and figures show no other."""
+    """Return the resources for which the dataset of some results has limits; pages and figures show only these."""
     return list(results["dataset"].get("judged") or RESOURCES)
 
 

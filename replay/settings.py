@@ -13,7 +13,7 @@ from reclaim.training.margins.value import Value
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """Settings of whatever compares estimators."""
+    """Settings of every comparison of estimators."""
 
     horizon_s: int = 3_600
     """The horizon that a reservation must cover, in seconds; one of ``features.targets.HORIZONS_S``."""
@@ -60,8 +60,8 @@ class ReplayConfig(ComparisonConfig):
     """Settings of a replay."""
 
     judged_rows: int = 4_000_000
-    """Task-windows of the validation and the test period that are judged, about, at 2 kB of memory each: all where
-    there are fewer, else all those of some machines, or of some tasks where no machine is known."""
+    """Approximate number of task-windows of the validation and the test period that are judged, at 2 kB of memory each:
+    all where there are fewer, else all those of some machines, or of some tasks where no machine is known."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,10 +31,10 @@ Tls = tuple[Path, Path] | tuple[None, None]
 """Files of a certificate and of its key."""
 
 DEFAULT_STATE: Final = Path("reclaim-state")
-"""Default folder of the state: a service that forgets its cell at every restart would surprise."""
+"""Default folder of the state: a service should not forget its cell at a restart."""
 _KEEP_ALIVE_S: Final = 75
-"""Time in seconds for which an idle connection is kept: callers send every few seconds, and a connection that
-closes while it is used again fails a request."""
+"""Time in seconds for which an idle connection is kept: callers send every few seconds, and a request fails on a
+connection that closes just as it is reused."""
 _GRACE_S: Final = 20
 """Time in seconds that requests under way have to end after the signal to stop; Kubernetes waits 30."""
 _LATER_S: Final = 5.0
@@ -149,13 +149,13 @@ def _check_access(address: str, token_file: Path | None, *, encrypted: bool, ins
         return
     if token_file is None and not insecure:
         raise ConfigError(
-            f"--host {address} lets other machines in, and no token is asked of them; name one with --token-file, or "
-            "say --insecure where something else keeps them out"
+            f"--host {address} lets other machines in without a token; name one with --token-file, or pass --insecure "
+            "where something else keeps them out"
         )
     if token_file is None:
         log.warning("other machines may read and write this cell's state at %s: no token is asked for", address)
     elif not encrypted:
-        log.warning("tokens travel to %s unencrypted; --tls-cert and --tls-key would hide them", address)
+        log.warning("tokens travel to %s unencrypted; --tls-cert and --tls-key encrypt them", address)
 
 
 def _checked_tls(cert: Path | None, key: Path | None) -> Tls:
@@ -196,7 +196,7 @@ def _make_writable(folder: Path, mode: int = 0o777) -> None:
 
 
 def _check_state(folder: Path) -> None:
-    """Refuse a folder that this process may not write into or another one holds; a new one is its user's alone."""
+    """Refuse a folder that this process may not write into or another one holds; a new one is private to its user."""
     try:
         _make_writable(folder, mode=0o700)
         if (cell := cell_folder(folder)).exists():

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IN_USE_S: Final = 86_400.0
-"""Time in seconds for which a margin that was asked for is in use: some callers ask once a day."""
+"""Time in seconds for which a margin counts as used after a request for it: some callers ask once a day."""
 
 
 class Runtime:
@@ -201,8 +201,8 @@ class Runtime:
             log.error("%s", error)
             return None, str(error)
         self._other_formats = [
-            f"{path} has a state of format {version}, which this release leaves as it is for the one that wrote it; "
-            f"delete it when there is no way back. The state in use, of format {FORMAT}, is in {place.folder}: tasks "
+            f"{path} has a state of format {version}, which this release leaves for the one that wrote it; delete it "
+            f"once you will not go back to it. The state in use, of format {FORMAT}, is in {place.folder}: tasks "
             "reserve their limit until they have history there, which `reclaim feed` sends by itself"
             for path, version in place.others.items()
         ]
@@ -220,7 +220,7 @@ class Runtime:
         return Scorer(model, self.settings.cell, THREADS)
 
     def _check_units(self, scorer: Scorer) -> None:
-        """Warn where the cell's amounts begin to seem of another unit than the model's."""
+        """Warn once where the cell's amounts seem to be in another unit than the model's."""
         apart = scorer.model.bundle.other_units(self.tracker.size.mean_limit)
         if apart is not None and not self._warned_of_units["cell"]:
             log.warning("%s", apart)

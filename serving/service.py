@@ -42,7 +42,7 @@ def _runtime() -> Runtime:
 def _exit_on_fault() -> None:
     """End the process at once: acknowledged writes are on the disk, and the supervisor starts the service again.
 
-    The fault is under way in the thread that calls this, and would only be reported after it.
+    The fault is logged here, as the thread that calls this would report it only afterwards.
     """
     log.critical("a fault of the service ends it", exc_info=True)
     logging.shutdown()

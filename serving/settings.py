@@ -21,7 +21,8 @@ from reclaim.training.tracking.references import SERVED
 
 ENV_PREFIX: Final = "RECLAIM_"
 _ALIKE: Final = 0.9
-"""Ratio of equal letters (``difflib``) of two names from which one is a slip: a letter or two in fifteen."""
+"""Ratio of equal letters (``difflib``) from which on one name is a misspelling of the other: a letter or two in
+fifteen."""
 LONGEST_S: Final = 1e9
 """Longest time in seconds that a setting may name, some thirty years: sums with it still fit into whole µs."""
 
@@ -29,7 +30,7 @@ LONGEST_S: Final = 1e9
 class ServingSettings(BaseSettings):
     """Settings of the service; a variable ``RECLAIM_NAME`` of the environment sets ``name``, an empty one nothing."""
 
-    # files of variables are left with empty ones
+    # files of variables often have empty ones
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, protected_namespaces=())
 
     model: str = SERVED
@@ -38,7 +39,7 @@ class ServingSettings(BaseSettings):
     bundle: Path | None = None
     """Folder of the bundle that ``model`` was resolved to; set by ``launch``, as the server does not ask MLflow."""
     model_version: str = ""
-    """The version that ``model`` was resolved to; goes with ``bundle``."""
+    """The version that ``model`` was resolved to; set together with ``bundle``."""
     shadow: str = ""
     """A second model, scored and compared live but never served; empty: none."""
     watch_s: float = Field(default=5.0, gt=0, le=LONGEST_S)
@@ -50,26 +51,27 @@ class ServingSettings(BaseSettings):
     the limit, so that each tier keeps its budget as the load drifts, and the margins of machines likewise; ``off``:
     the model's own prices and margins stay."""
     at_once: float = Field(default=AT_ONCE, gt=0, le=1)
-    """Share of the machines that may pass what was reserved for them at the same time, but for one time in a hundred;
-    margins of machines that follow hold it. 1: any share, as long as each machine keeps its budget of times."""
+    """Share of the machines that may pass what was reserved for them at the same time, except one time in a hundred;
+    margins of machines that follow keep it. 1: any share, as long as each machine keeps its budget of times."""
     max_tasks: int = Field(default=1_000, ge=1)
-    """Tasks per stateless JSON request at most."""
+    """Largest number of tasks in a stateless JSON request."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1_024)
-    """Bytes per JSON body at most; 32 MiB are a thousand tasks with a day of plain windows each."""
+    """Largest number of bytes in a JSON body; 32 MiB are a thousand tasks with a day of plain windows each."""
     max_bulk_rows: int = Field(default=1_000_000, ge=1)
-    """Rows per Arrow body at most."""
+    """Largest number of rows in an Arrow body."""
     max_bulk_bytes: int = Field(default=512 * 2**20, ge=1_024)
-    """Bytes per Arrow body at most."""
+    """Largest number of bytes in an Arrow body."""
     max_connections: int = Field(default=4_096, ge=1)
-    """Connections at once at most, fewer where the process may open fewer files; one more takes the place of the one
-    that has been idle for longest, or is refused with 503."""
+    """Largest number of connections at once, fewer where the process may open fewer files; one more takes the place of
+    the one that has been idle for longest, or is refused with 503."""
     max_requests: int = Field(default=256, ge=1)
     """Requests under way at once; one more is refused with 429 and ``Retry-After``."""
     max_large_answers: int = Field(default=8, ge=1)
     """Answers for more than 256 tasks of the cell that are made or read at once; one more is refused with 503 and
     ``Retry-After``, and waits its turn after a write."""
     max_inflight_bytes: int = Field(default=2 * 2**30, ge=1_024)
-    """Bytes of the bodies of all requests under way at most; further ones are refused with 429 and ``Retry-After``."""
+    """Largest number of bytes in the bodies of all requests under way; further ones are refused with 429 and
+    ``Retry-After``."""
     max_waiting: int = Field(default=64, ge=1)
     """Writes in the queue at once; one more is refused with 429 and ``Retry-After``."""
     body_timeout_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
@@ -80,21 +82,23 @@ class ServingSettings(BaseSettings):
     """Time in seconds within which a client has to read a MiB of an answer; it is cut off then."""
     allowed_hosts: str = ""
     """Names that clients may call this service by where no token is asked for, separated by commas. localhost and
-    addresses are always allowed; other names may be a web page's that resolves them to this machine."""
+    addresses are always allowed; other names may belong to a web page that resolves them to this machine."""
     allowed_origins: str = ""
     """Origins of web pages that may call this service where no token is asked for, separated by commas, such as
     https://tools.example."""
     token_file: Path | None = None
     """File with the bearer token that every request except probes must carry; None: no token is asked for."""
     read_token_file: Path | None = None
-    """File with a second token, of requests that store nothing, as those of a Prometheus or a scheduler; None: none."""
+    """File with a second token, for requests that store nothing, such as those of a Prometheus or a scheduler; None:
+    none."""
     record: Path | None = None
-    """Folder that every window is recorded in, a trace that ``--trace recorded`` reads; None: none is."""
+    """Folder that every window is recorded in, as a trace that ``--trace recorded`` reads; None: no window is
+    recorded."""
     record_days: float | None = Field(default=None, ge=1, le=LONGEST_S / 86_400)
     """Days that recorded windows are kept for, by their own clock: older files are deleted when an hour is written.
     None: all are kept, some 31 bytes a window."""
     state: Path | None = None
-    """Folder for all that must outlive the process; None keeps it in memory alone, and answers say so."""
+    """Folder for all that must outlive the process; None keeps it in memory only, and answers say so."""
     repair: bool = False
     """Uses a state that is damaged in the middle up to the damage, and moves the rest aside."""
     sync: bool = True
@@ -102,9 +106,9 @@ class ServingSettings(BaseSettings):
     snapshot_mib: int = Field(default=64, ge=1)
     """A snapshot replaces the log when the log is larger than this, in MiB, and than a fourth of the last snapshot."""
     max_tracked: int = Field(default=500_000, ge=1)
-    """Tasks remembered at once at most; windows of one more are refused."""
+    """Largest number of tasks in memory; windows of one more are refused."""
     lateness_s: float = Field(default=900.0, ge=0, le=LONGEST_S)
-    """Largest time in seconds by which a window of a task may come after a later one of it."""
+    """Largest time in seconds by which a window may end before the latest one of its task."""
     ahead_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     """Largest time in seconds by which a window may end ahead of the clock, so that one wrong time does not make all
     others old. None: 300 with this machine's clock, else an hour, which gaps in a trace may pass if half of the tasks
@@ -113,9 +117,9 @@ class ServingSettings(BaseSettings):
     """``unix``: windows are in µs since 1970 and the clock is this machine's. ``trace``: windows have times of a trace;
     the clock stands at the time that more than a tenth of the tasks have reached and goes on from there with time."""
     stale_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
-    """A task without a new window for this long gets its limit again, in seconds; None: two horizons of the model."""
+    """A task without a new window for this long, in seconds, gets its limit again; None: two horizons of the model."""
     forget_s: float = Field(default=86_400.0, gt=0, le=LONGEST_S)
-    """A task without a new window for this long, while others have some, is forgotten, in seconds."""
+    """A task without a new window for this long, in seconds, is forgotten while other tasks have some."""
     largest_cpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The most CPU that any machine of the cell supplies, in the unit of the limits; None: unknown."""
     largest_memory: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -161,7 +165,7 @@ def read_settings() -> ServingSettings:
     Raises
     ------
     ConfigError
-        A variable is out of range or unreadable, or is named almost as a setting is; the message names it.
+        A variable is out of range or unreadable, or its name is almost that of a setting; the message names it.
     """
     _refuse_misspelt(os.environ)
     try:
@@ -174,7 +178,7 @@ def read_settings() -> ServingSettings:
 def _refuse_misspelt(variables: Iterable[str]) -> None:
     """Raise ConfigError where a variable's name is almost that of a setting, or the first words of one.
 
-    Others pass: a Kubernetes with a service of this name sets ``RECLAIM_PORT`` and the like.
+    Other names pass: a Kubernetes with a service of this name sets ``RECLAIM_PORT`` and the like.
     """
     known = {ENV_PREFIX + name.upper() for name in ServingSettings.model_fields}
     for name in variables:

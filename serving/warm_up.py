@@ -1,4 +1,4 @@
-"""Makes one call of each kind in a memory of its own, so that later ones compile nothing and open no file."""
+"""Makes one call of each kind on a separate state, so that later ones compile nothing and open no file."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def write_cell(folder: Path, *, tasks: int, windows: int, seed: int = 1) -> None
 
 
 def dataset_of(raw: Path, out: Path, *, mapping: Path | None = None, buckets: int | None = None) -> Dataset:
-    """Return the dataset of a plain series, by the mapping beside it unless told, with its features."""
+    """Return the dataset of a plain series, by default by the mapping next to it, with its features."""
     config = IngestConfig(trace="series", mapping=str(mapping or raw / "mapping.toml"), buckets=buckets)
     made = ingest(raw, out, config).dataset
     build_features(made)

@@ -118,7 +118,7 @@ def test_every_window_of_a_dataset_is_predicted(dataset: reclaim.Dataset, model:
 
 def test_what_a_prediction_would_ignore_is_refused(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
     histories = dataset.histories(dataset.tasks().head(1))
-    with pytest.raises(ConfigError, match="every_window is for a dataset: of a frame each task has one row"):
+    with pytest.raises(ConfigError, match="every_window is for a dataset, and a frame gives one row per task"):
         model.predict(histories, every_window=True)
     with pytest.raises(ConfigError, match="cell is for a frame: dataset dataset has its own; leave it out"):
         model.predict(dataset, cell=dataset.cell)
@@ -127,7 +127,7 @@ def test_what_a_prediction_would_ignore_is_refused(dataset: reclaim.Dataset, mod
 def test_a_resource_that_is_not_measured_takes_any_limit(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
     of_memory = dict.fromkeys(("memory_mean", "memory_max", "page_cache"), np.nan)
     histories = dataset.histories(dataset.tasks().head(1)).assign(**of_memory)
-    with pytest.raises(SchemaError, match="every resource; of one that is not measured any amount will do"):
+    with pytest.raises(SchemaError, match="every resource; for one that is not measured any amount will do"):
         model.predict(histories.assign(memory_limit=np.nan))
     one, other = (model.predict(histories.assign(memory_limit=limit)) for limit in (1.0, 7.0))
     rest = [name for name in one if not str(name).startswith("memory")]
@@ -243,14 +243,14 @@ def test_what_is_no_model_cell_frame_or_setting_is_named(dataset: reclaim.Datase
         dataset.recommend("out", models=["builtin"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=r"models must be a list of .*, got Model\('reclaim/"):
         dataset.replay("ratios", "out", models=model)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"cell must be a Cell, as Dataset.cell is, got 3"):
+    with pytest.raises(ConfigError, match=r"cell must be a Cell, such as Dataset.cell, got 3"):
         model.predict(dataset.histories(), cell=3)  # type: ignore[arg-type]
     for tasks in ([1], pa.table({"collection_id": [1], "instance_index": [0]})):
         with pytest.raises(ConfigError, match=r"tasks must be a frame of pandas, .* type \w+; `.to_pandas\(\)` makes"):
             dataset.usage(tasks=tasks)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="settings: expected a mapping of names to values"):
         dataset.features(settings={1: 2})  # type: ignore[dict-item]
-    with pytest.raises(SchemaError, match="columns are named by texts, got 7"):
+    with pytest.raises(SchemaError, match="names of columns must be text, got 7"):
         dataset.usage([7])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="settings: expected a mapping of names to values"):
         dataset.recommend("out", settings=["hold_days=7"])  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ MISTAKES = [
     (("train", "nowhere", "--estimator", "tree"), "Invalid value for '--estimator': expected one of network, trees, "),
     (("synth", "out", "--machine", "3"), "--machine"),
     (("synth", "out", "--common", "0.6", "--service", "0.4"), "below 1 together, but got common=0.6, service=0.4"),
-    (("synth", "out", "--format", "openmetrics", "--common", "0.4"), "--common and --service are of a cell"),
+    (("synth", "out", "--format", "openmetrics", "--common", "0.4"), "--common and --service apply to a cell"),
     (("synth", "out", "--seed"), "Option '--seed' requires an argument; see `reclaim --help`"),
     (("tune", "nowhere"), "nowhere: no such folder"),
     (
@@ -248,7 +248,7 @@ def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one
         assert done.returncode == 2
         assert message in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
-        assert "answers in some seconds" not in done.stderr
+        assert "answers in a few seconds" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

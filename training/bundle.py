@@ -1,4 +1,4 @@
-"""Saves and loads the bundle, all that is registered of a trained model, and makes estimators of it."""
+"""Saves and loads the bundle, all that is registered for a trained model, and makes estimators from it."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _HELD_OUT: Final = "held_out"
 ORIGIN_FILE: Final = "origin.json"
 """In a copied bundle: name, version and training run of the registered model that it is a copy of."""
 OTHER_UNIT: Final = 30.0
-"""Factor between mean limits from which amounts count as of another unit. Units that are mistaken for each other are
-1,000 apart or more, such as cores and millicores; cells in one unit differ by the size of their tasks. 30 is about the
-geometric mean of 1 and 1,000."""
+"""Factor between mean limits from which on amounts count as being in another unit. Units that are mistaken for each
+other are 1,000 apart or more, such as cores and millicores; cells in one unit differ by the size of their tasks. 30 is
+about the geometric mean of 1 and 1,000."""
 FORMAT: Final = 6
-"""Of the files; a model of another one is refused, and its finished run does not count as a new one."""
+"""Format of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A trained model with everything an answer rests on.
+    """A trained model with everything that an answer needs.
 
     Attributes
     ----------
@@ -72,8 +72,8 @@ class Bundle:
         Of the features it reads (``pipeline_of``).
     trained : mapping
         Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
-        that differs between two runs of the same settings on the same data, so that they end in the same bytes. Of each
-        of its ``datasets`` it says where training ended, so that no replay tests on what was trained on.
+        that differs between two runs of the same settings on the same data, so that they end in the same bytes. For
+        each of its ``datasets`` it gives the end of training, so that no replay tests on what was trained on.
     held_out : Forecaster or None
         The forecaster of the training rows alone, by which the prices were set, where ``forecaster`` learned from the
         validation rows, too.
@@ -82,7 +82,7 @@ class Bundle:
         of windows that end by then are answered by ``held_out``, and set no margin of a location of machines that was
         fitted to them.
     origin : ModelLocation or None
-        Where it was loaded from, and as what it is registered; not saved.
+        Where it was loaded from, and under which name and version it is registered; not saved.
     """
 
     kind: str
@@ -110,7 +110,7 @@ class Bundle:
     def mean_limit_ratio(self, mean_limit: tuple[float, ...]) -> dict[str, float]:
         """Return a cell's mean limit over that of the tasks trained on, by resource; only where amounts matter.
 
-        They do not to a portable model, nor can those of several datasets be compared with a cell's.
+        For a portable model they do not matter, and those of several datasets cannot be compared with a cell's.
         """
         if self.portable:
             return {}
@@ -125,7 +125,7 @@ class Bundle:
         said = " and the mean ".join(f"{r} limit is {ratio:,.4g} times" for r, ratio in apart.items())
         return (
             f"the mean {said} that of the tasks that the model was trained on: amounts seem to be in another unit, and "
-            "reservations are too low or too high then; give amounts in the unit of that dataset, or train on this cell"
+            "reservations would be too low or too high; give amounts in the unit of that dataset, or train on this cell"
         )
 
     def bare_estimator(
@@ -171,7 +171,7 @@ class Bundle:
 
 
 def pipeline_of(kind: str) -> str:
-    """Return the version of the features that models of a kind read: of all, but where their class says of which."""
+    """Return the version of the features that models of a kind read: of all, unless their class names some."""
     return str(getattr(imported(LEARNED[kind].forecaster), "PIPELINE", PIPELINE_VERSION))
 
 
@@ -260,7 +260,7 @@ def _load(folder: Path) -> Bundle:
 
 
 def _check(facts: Mapping[str, Any]) -> None:
-    """Raise ValueError where a fact is of another kind than ``save_bundle`` writes: it would be met by a request."""
+    """Raise ValueError where a fact is of another kind than ``save_bundle`` writes: a request would fail on it."""
     prices = [facts["prices"][name]["value"] for name in MARGIN_NAMES]
     means = [facts["mean_limit"][r] for r in RESOURCES]
     datasets = facts["trained"].get("datasets", [])
@@ -271,7 +271,7 @@ def _check(facts: Mapping[str, Any]) -> None:
         ("trained.datasets", isinstance(datasets, list) and all(isinstance(of, dict) for of in datasets)),
     ):
         if not good:
-            raise ValueError(f"{what}: not as a model has it")
+            raise ValueError(f"{what}: not a value that a model has")
 
 
 def load_model(reference: str | None = None) -> Bundle:
@@ -336,7 +336,7 @@ def output_names(forecaster: Forecaster) -> list[str]:
 
 
 class BundleModel:
-    """The forecaster behind MLflow's generic model interface, for those who bring their own features."""
+    """The forecaster behind MLflow's generic model interface, for callers with their own features."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle

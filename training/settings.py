@@ -1,4 +1,4 @@
-"""Settings of training: plain values, free of torch and scikit-learn, so that the command line reads them fast."""
+"""Settings of training: plain values without torch and scikit-learn, so that the command line reads them fast."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NO_PRIOR: Final = "none"
 _UNNAMED: Final = ("estimator", "experiment", "model_name")
 """Settings that a run's name leaves out: they are shown where it is."""
 _TAKEN: Final = (".", "..", BUILTIN)
-"""Names to which a reference or a store gives another meaning."""
+"""Names that have another meaning in a reference or a store."""
 _NAME_LETTERS: Final = 200
-"""Letters of a run's name at most, which MLflow shows in a column; params have every setting."""
+"""Largest length of a run's name, which MLflow shows in a column; params have every setting."""
 
 _LARGEST_SEED: Final = 2**31 - 1
 """Seeds of trees have 32 bits, and a fit of several models adds to the one that is given."""
@@ -53,7 +53,7 @@ def config_file(name_or_path: Path | None) -> Path | None:
     if name_or_path is None or name_or_path.is_file():
         return name_or_path
     if str(name_or_path) not in shipped_configs():
-        raise ConfigError(f"{name_or_path}: no such file, and shipped are only {', '.join(shipped_configs())}")
+        raise ConfigError(f"{name_or_path}: no such file; shipped are {', '.join(shipped_configs())}")
     return CONFIGS / f"{name_or_path}.toml"
 
 
@@ -71,17 +71,17 @@ class FitConfig:
     depth: int = 2
     """Hidden layers."""
     dropout: float = 0.1
-    """Share of hidden units left out at each step. Rows of one task are much alike, so a network soon knows the
-    tasks it has seen by heart, and is then far too sure of others in the tail."""
+    """Share of hidden units left out at each step. Rows of one task are much alike, so a network soon memorises the
+    tasks it has seen, and is then far too sure about the tails of others."""
     epochs: int = 10
-    """Passes over the training rows at most. The schedule is made for all of them: a long one that is stopped early
-    ends at a high learning rate."""
+    """Largest number of passes over the training rows. The schedule is made for all of them: a long one that is stopped
+    early ends at a high learning rate."""
     batch_size: int = 1_024
     """Rows per step, on every device: larger ones forecast worse, and a GPU fits in seconds with these."""
     learning_rate: float = 4e-3
     """Highest rate of the one-cycle schedule."""
     weight_decay: float = 0.3
-    """AdamW's."""
+    """Weight decay of AdamW."""
     warmup_share: float = 0.2
     """Share of all steps in which the rate climbs; it falls along a cosine afterwards."""
     patience: int = 5
@@ -89,15 +89,15 @@ class FitConfig:
     oom_weight: float = 0.1
     """Weight of the out-of-memory loss next to that of the curves."""
     max_samples: int = 400_000
-    """Training rows at most; a seeded choice when there are more."""
+    """Largest number of training rows; a seeded choice when there are more."""
     max_valid_samples: int = 60_000
-    """Validation rows at most, chosen likewise."""
+    """Largest number of validation rows, chosen likewise."""
     threads: int = 1
     """CPU threads; 1 by default, see ``network.cpu_threads``."""
     bfloat16: bool = False
-    """Forward passes in bfloat16; takes effect on CUDA only, and is refused on a card that has none."""
+    """Forward passes in bfloat16; takes effect on CUDA only, and is refused on a card without bfloat16."""
     recorded: bool = True
-    """Steps are recorded once and repeated by one launch; takes effect on CUDA and in one process only, and is given up
+    """Steps are recorded once and repeated by one launch; takes effect on CUDA and in one process only, and is not used
     where the recording does not agree with the steps."""
     refit: bool = True
     """Fits network and out-of-memory model once more, to the training and the validation rows, when the first have set
@@ -132,15 +132,15 @@ class TreeConfig:
     iterations: int = 150
     """Trees per target."""
     leaves: int = 31
-    """Leaves per tree at most."""
+    """Largest number of leaves of a tree."""
     learning_rate: float = 0.1
     """Shrinkage."""
     min_leaf: int = 200
-    """Pairs of a row and a threshold per leaf at least."""
+    """Least number of pairs of a row and a threshold in a leaf."""
     max_samples: int = 100_000
-    """Training rows at most; a seeded choice when there are more."""
+    """Largest number of training rows; a seeded choice when there are more."""
     max_pairs: int = 500_000
-    """Pairs of a row and a threshold per target at most, chosen likewise."""
+    """Largest number of pairs of a row and a threshold per target, chosen likewise."""
     threads: int = 1
     """CPU threads; more help only where the cores are idle."""
 
@@ -182,7 +182,7 @@ class TrainConfig:
     experiment: str = "reclaim-train"
     """MLflow experiment."""
     model_name: str = "reclaim"
-    """Registered model; an estimator that is not served by default gets its own name behind it."""
+    """Registered model; for an estimator that is not served by default, the estimator's name is appended."""
 
     def __post_init__(self) -> None:
         _check(self.estimator in LEARNED, "estimator", f"one of {', '.join(LEARNED)}", self.estimator)

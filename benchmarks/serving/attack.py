@@ -41,7 +41,7 @@ CELL: Final = 5_000
 _JSON: Final = {"content-type": "application/json"}
 _WAIT_S: Final = 60.0
 _INTENDED: Final = 503
-"""The only status from 500 on that a service without a fault gives: it asks to come again."""
+"""The only status from 500 on that a service without a fault gives: it asks the client to come again."""
 _ROUTES: Final = ("/v1/usage", "/v1/tasks", "/v1/reservations", "/v1/cell/reservations")
 _VALUES: Final = (
     "null", "-1", "1e400", "NaN", "18446744073709551616", '""', "[]", "{}", "true", '"\\u0000"', '"x:y"', "9" * 400,

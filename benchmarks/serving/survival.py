@@ -159,7 +159,7 @@ def _end(folder: Path, scorer: Scorer, cell: Cell, expected: Told) -> str:
     if not all(_same(getattr(found, name), getattr(expected, name)) for name in vars(expected)):
         return "WRONG: other answers"
     if said:
-        return "noted, and answered alike once the windows cut off were told again"
+        return "noted, and answered alike once the windows cut off were sent again"
     return "answered alike" if before[1] == service.tracker.clock.latest_us else "WRONG: lost in silence"
 
 

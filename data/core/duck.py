@@ -27,7 +27,7 @@ _ISAL_ERROR: Final[type[Exception]] = isal_zlib.IsalError  # type: ignore[assign
 GZIP_ERRORS: Final = (EOFError, gzip.BadGzipFile, _ISAL_ERROR)
 _CHUNK_BYTES: Final = 1 << 20
 INPUT_FAULTS: Final = ("Invalid Input Error", "IO Error", "Conversion Error", "Invalid Error")
-"""Beginnings of the messages of the errors that ``readable`` turns into one of the file."""
+"""Beginnings of the messages of errors that ``readable`` turns into one that names the file."""
 ENGINE_ERRORS: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException)
 """Errors of the query engine when it cannot read a file, or write the rows it read."""
 
@@ -50,7 +50,7 @@ def readable(file: Path) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        if not isinstance(error, ENGINE_ERRORS) and type(error) is not duckdb.Error:  # that of a damaged parquet page
+        if not isinstance(error, ENGINE_ERRORS) and type(error) is not duckdb.Error:  # of a damaged parquet page
             raise
         raise unreadable(file, error) from error
 
@@ -142,7 +142,7 @@ def connect(memory_mib: int, temporary: Path) -> duckdb.DuckDBPyConnection:
             database.execute("SET threads = 1")
             database.execute(f"SET temp_directory = {literal(str(temporary / str(os.getpid())))}")
             shown = database.execute("SELECT current_setting('enable_progress_bar')").fetchone()
-            if shown != (False,):  # in a notebook, to set it takes ipywidgets even where it is off
+            if shown != (False,):  # in a notebook, setting it needs ipywidgets even where it is off
                 database.execute("SET enable_progress_bar = false")
             _database = key, database
         return _database[1].cursor()

@@ -123,7 +123,7 @@ def recover_folder(path: Path) -> None:
 
 
 def _remove(retired: Path) -> None:
-    """Delete what waits for it: a folder, or a file or link that was in its place, on which a rename fails."""
+    """Delete what waits for deletion: a folder, or a file or link in its place, on which a rename fails."""
     if retired.is_symlink() or retired.is_file():
         with suppress(OSError):
             retired.unlink()
@@ -170,7 +170,7 @@ def remove_left_behind(path: Path) -> None:
 
 
 def _led_to(path: Path) -> Path:
-    """Return the place to which a link leads; any other path as it is."""
+    """Return the target of a link; any other path as it is."""
     return path.resolve() if path.is_symlink() else path
 
 

@@ -17,7 +17,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 CACHED: Final[dict[str, Any]] = {"cache": True, "nogil": True}
-"""For every function that Python calls: compiled once, and other threads go on meanwhile."""
+"""For every function that Python calls: compiled once, and it lets other threads run meanwhile."""
 LENT: Final[dict[str, Any]] = {**CACHED, "error_model": "numpy", "_nrt": False}
 """For functions that only borrow their arrays: reference counts, a fifth of the time, are off, so they cannot make
 arrays. Division by zero gives infinity or NaN and raises nothing."""
@@ -61,9 +61,9 @@ class Stamp:
     """State of the sources that a compiled function was made of, found when it is compared or saved.
 
     Numba compares a cached function with its own file alone, and what other files define is compiled into it, too. So
-    to the stamp of that file comes a digest of all that the function rests on: the code of the functions that it
-    calls, and of those that these call, and the values that they take from their modules. It is found late, because a
-    module is not complete while its functions are decorated.
+    the stamp of that file gets a digest of all that the function depends on: the code of the functions that it
+    calls, and of those that these call, and the values that they take from their modules. It is computed late, because
+    a module is not complete while its functions are decorated.
     """
 
     def __init__(self, own: object, function: Any) -> None:
@@ -88,7 +88,7 @@ class _Stamped:
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Any:
-        place = super().from_function(py_func, py_file)  # type: ignore[misc]  # of numba's class beside it
+        place = super().from_function(py_func, py_file)  # type: ignore[misc]  # of numba's sibling class
         if place is not None:
             place._function = py_func
         return place
@@ -102,7 +102,7 @@ class InCacheFolder(_Stamped, caching.UserProvidedCacheLocator):
 
 
 class InTree(_Stamped, caching.InTreeCacheLocator):
-    """``__pycache__`` beside the source."""
+    """``__pycache__`` next to the source."""
 
 
 class OfUser(_Stamped, caching.UserWideCacheLocator):
@@ -117,7 +117,7 @@ if not numba.config.CACHE_LOCATOR_CLASSES:  # type: ignore[attr-defined]  # a us
 
 
 _OURS: Final = Path(__file__).read_bytes()
-"""This file: it generates code, and says what a digest is of."""
+"""This file: it generates code, and defines what a digest covers."""
 
 
 @cache
@@ -180,13 +180,13 @@ _UNUSED: Final = ("scipy.linalg.cython_blas", "cffi")
 def begin_lean() -> None:
     """Prepare numba to run compiled code without two modules that it imports and no kernel needs.
 
-    The import of scipy takes about as long as numba's own. In this process no code with a product of matrices or a
-    function of C can be compiled after this call, so it is for a command, and not for an interpreter that runs other
-    code, too.
+    Importing scipy takes about as long as importing numba. In this process no code with a product of matrices or a
+    function of C can be compiled after this call, so it is for a command, not for an interpreter that also runs other
+    code.
     """
     absent = [name for name in _UNUSED if name not in sys.modules]
     for name in absent:
-        sys.modules[name] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
+        sys.modules[name] = None  # type: ignore[assignment] # importing it then fails, as if it were not installed
     try:
         cpu_target.target_context.refresh()
     finally:

@@ -29,7 +29,7 @@ def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) 
     try:
         function(0, parts)
         for part, future in enumerate(futures, 1):
-            if future.cancel():  # not begun: all threads are busy, and may wait for this part
+            if future.cancel():  # not begun: all threads are busy, and may be waiting for this part
                 function(part, parts)
     finally:
         wait([future for future in futures if not future.cancel()])
@@ -40,7 +40,7 @@ def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) 
 
 @cache
 def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
-    """Return the process's pool of threads; a new one for each call would take longer than many a part.
+    """Return the process's pool of threads; a new one for each call would take longer than many parts do.
 
     A forked process does not inherit threads, so it gets a pool of its own.
     """
@@ -81,13 +81,13 @@ _IN_HEAP: Final = 32 << 20
 def keep_one_heap() -> None:
     """Let all threads take memory from one heap that keeps what is freed, where the allocator is glibc's.
 
-    To be called before they are. By default each thread has a heap of its own, which gives memory back to the system as
-    arrays are freed, and gets pages that the system clears for the next ones: half of the new pages of a feature build,
-    two thirds of those of an ingest.
+    Call it before the threads exist. By default each thread has a heap of its own, which gives memory back to the
+    system as arrays are freed, and gets pages that the system clears for the next ones: that is half of the new pages
+    of a feature build, two thirds of those of an ingest.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library, or none that can be asked
+    except (AttributeError, OSError, TypeError):  # another C library, or one that cannot be queried
         return
     for parameter, value in ((_ARENA_MAX, 1), (_TRIM_THRESHOLD, _KEPT_FREE), (_MMAP_THRESHOLD, _IN_HEAP)):
         mallopt(parameter, value)

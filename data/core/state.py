@@ -67,7 +67,7 @@ def memory_of(
     """
     theirs = str(state[MADE_BY]) if MADE_BY in state else "something unknown"
     if theirs != made_by:
-        raise ConfigError(f"this state was saved by {theirs} and cannot go on in {made_by}: start afresh")
+        raise ConfigError(f"this state was saved by {theirs}, and {made_by} cannot continue it: start afresh")
     memory = {}
     for name, array in like.items():
         fields = array.dtype.names

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 INK: Final = "#222222"
 ON_COLOUR: Final = "#1F2328"
-"""Text on a coloured bar: no grey, so that it stays dark on a page with a dark ground."""
+"""Text on a coloured bar: not grey, so that it stays dark on a page with a dark ground."""
 USAGE_COLOUR: Final = "#B8B8B8"
 RESOURCE_WORDS: Final = {"cpu": "CPU", "memory": "memory"}
 """Names within a sentence or a column heading."""
 SUBJECTS: Final = {"cpu": re.compile(r"\bCPU\b"), "memory": re.compile(r"memory|\bOOM\b", re.IGNORECASE)}
-"""Words by which a text speaks of a resource."""
+"""Names of resources in running text."""
 RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "Memory"}
 """Names at the beginning of a line, or alone above a figure or a section."""
 STYLE: Final[dict[Any, Any]] = {

@@ -69,7 +69,7 @@ class Table:
         return self.of(k for k in range(len(self.columns)) if any(row[k] is not None for row in self.rows))
 
     def common(self) -> tuple[str, Table]:
-        """Return what the text columns say that are the same in all rows, as words, and the table without them."""
+        """Return the text columns that are the same in all rows, as words, and the table without them."""
         first = self.rows[0] if self.rows else ()
         same = [k for k, cell in enumerate(first) if isinstance(cell, str) and len({row[k] for row in self.rows}) == 1]
         words = ", ".join(f"{self.columns[k]} {first[k]}" for k in same)
@@ -140,5 +140,5 @@ def show(value: Cell, *, percent: bool = False) -> str:
 
 
 def _shown(character: str) -> str:
-    """Return a character of a name; another one for controls, line ends and marks that turn the direction of text."""
+    """Return a character of a name; a replacement for controls, line ends and marks of text direction."""
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") else character

@@ -1,4 +1,4 @@
-"""Generates compiled code of vectors of sixteen float32, for loops that the compiler leaves one number at a time.
+"""Generates compiled code of vectors of sixteen float32, for loops that the compiler does not vectorise.
 
 Each operation is rounded once, as IEEE 754 says, wherever it is done: a number has the same bits in every lane and on
 every processor. The functions are called by the bodies of intrinsics (``in_llvm``); ``builder`` is LLVM's.
@@ -36,7 +36,7 @@ _HALF: Final = 8
 
 in_llvm: Final[Any] = intrinsic
 numba_tools: Final[Any] = cgutils
-"""Typed as anything: numba's own types say too little."""
+"""Typed as ``Any``: numba's own types say too little."""
 
 # exp(x) = 2^n exp(r): n is the whole number next to x / log 2, which adding 1.5 * 2^23 rounds to; log 2 in two parts,
 # the first of few digits; the polynomial is that of Cephes' expf (Moshier, netlib.org/cephes), right to 2e-7

@@ -64,7 +64,7 @@ def check_url(url: str) -> str:
         raise ConfigError(f"{url}: not a URL ({error})") from error
     if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host))):
         return url
-    raise ConfigError(f"{url}: expected an https:// URL (http:// only of this machine, as http://127.0.0.1:8000)")
+    raise ConfigError(f"{url}: expected an https:// URL (http:// only for this machine, such as http://127.0.0.1:8000)")
 
 
 def is_loopback(host: str) -> bool:
@@ -127,7 +127,7 @@ class Downloader:
         self._backoff_s, self._stop, self._advance = backoff_s, stop, advance
 
     def exists(self, url: str) -> bool:
-        """Return whether the server has an object; TraceError where it answers neither yes nor no."""
+        """Return whether the server has an object; TraceError where its answer is neither yes nor no."""
 
         def ask() -> bool:
             response = self._client.head(url)

@@ -58,7 +58,7 @@ class FetchConfig:
         if unknown:
             raise ConfigError(f"{self.trace}: no table {', '.join(unknown)}; it has {', '.join(published.objects)}")
         if self.base_url is None and not published.base_url:
-            raise ConfigError(f"{self.trace}: no public address; {published.how}: pass it on with --base-url URL")
+            raise ConfigError(f"{self.trace}: no public address; {published.how}: pass it with --base-url URL")
         if self.base_url is not None:
             check_url(self.base_url)
         if self.shards is not None:
@@ -212,7 +212,7 @@ def first_missing(exists: Callable[[int], bool]) -> int:
     low, high = 0, 1  # all below low exist
     while exists(high - 1):
         if high > MOST_SHARDS:
-            raise TraceError(f"the server says that shard {high - 1:,} of a table is there, too; check --base-url")
+            raise TraceError(f"the server says that shard {high - 1:,} of a table exists, too; check --base-url")
         low, high = high, 2 * high
     while low < high - 1:  # high - 1 does not exist
         middle = (low + high - 1) // 2
@@ -226,7 +226,7 @@ def read_checksums(path: Path) -> dict[str, str]:
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
         if match is None:
-            raise TraceError(f"{path} line {number}: not of a sha256sum list; delete the file and run again")
+            raise TraceError(f"{path} line {number}: not a line of a sha256sum list; delete the file and run again")
         sums[match[2]] = match[1].lower()
     return sums
 

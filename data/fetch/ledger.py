@@ -34,7 +34,7 @@ class Ledger:
         path = folder / LEDGER
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            lock(self._file, ConfigError(f"{folder}: another fetch is writing into it; wait for its end"))
+            lock(self._file, ConfigError(f"{folder}: another fetch is writing into it; wait until it ends"))
         except BaseException:
             os.close(self._file)
             raise

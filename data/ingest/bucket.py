@@ -293,7 +293,7 @@ def _distinct(table: pa.Table, leading: tuple[str, ...] = ()) -> pa.Table:
 
 
 def _repeats(column: pa.Array) -> NDArray[np.bool_]:
-    """Return which values are as the one before, from the second one on; two nulls are alike."""
+    """Return which values equal the one before, from the second one on; two nulls are equal."""
     left, right = column[:-1], column[1:]
     equal = flags_of(pc.equal(left, right))
     return equal | flags_of(pc.and_(left.is_null(), right.is_null())) if column.null_count else equal
@@ -302,7 +302,7 @@ def _repeats(column: pa.Array) -> NDArray[np.bool_]:
 def register_pieces(
     connection: duckdb.DuckDBPyConnection, shards: tuple[Shard, ...], name: str, source: Source
 ) -> None:
-    """Name the staged rows of a table that is one file; they can be read once."""
+    """Name the staged rows of a table that is one file; they can be read only once."""
     schema = s.with_extras(name, source.extras.get(name, ()))
     rows = read_pieces(_folders_of(shards, name), 0, schema)
     connection.register(name, pa.RecordBatchReader.from_batches(schema, rows))

@@ -1,4 +1,4 @@
-"""Counts the defects of windows that are kept, once sorted and unique, with the cause of those that are many."""
+"""Counts the defects of windows that are kept, once sorted and unique, with the likely cause of frequent ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CPU_ABOVE: Final = f"{s.CPU_MEAN} is more than twice its limit"
 MEMORY_ABOVE: Final = f"{s.MEMORY_MEAN} is more than twice its limit"
 FAR: Final = "a window begins a hundred of its lengths or more after an earlier one of its task"
 DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CPU_ABOVE, MEMORY_ABOVE, FAR)
-"""All that is counted here, for all formats alike."""
+"""All defects that are counted here, for every format."""
 LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, FAR)
-"""Those that are no defect of a single window: a task may pass its limit, or be idle."""
+"""Defects that a single window may have without an error: a task may exceed its limit, or be idle."""
 _CAUSES: Final = {
     OVERLAP: (
         0.01,
@@ -38,7 +38,7 @@ _CAUSES: Final = {
     CPU_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
     MEMORY_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
 }
-"""Defect → share of the windows from which it is warned of, and its likely cause.
+"""Defect → share of the windows from which on a warning is given, and its likely cause.
 
 Usage above twice the limit is in 4 to 10 % of the windows of sound traces."""
 
@@ -51,7 +51,7 @@ _OF_A_FORMAT: Final = {
 
 
 def warnings_of(defects: Mapping[str, int], windows: int, *, mapped: bool) -> list[str]:
-    """Return a line for each defect that so many windows have that the data is most likely read in a wrong way.
+    """Return a line for each defect of so many windows that the data is most likely read wrongly.
 
     ``mapped``: whether the trace is read by a mapping.
     """

@@ -46,14 +46,14 @@ _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 1
 """Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
 _ROWS_PER_BUCKET: Final = 100_000
 _REMEDIES: Final = {
-    mismatch("", "double"): "values of a series are plain numbers, not as 5%, 0,5 or 250m; dates and timestamps are "
+    mismatch("", "double"): "values of a series are plain numbers, not 5%, 0,5 or 250m; dates and timestamps are "
     'read with time_unit = "iso"',
-    NOT_ISO: "a time is as 2026-11-28T02:00:00Z, 2026-11-28 02:00:00.5 or 2026-11-28T03:00:00+01:00; one without a "
+    NOT_ISO: "a time is like 2026-11-28T02:00:00Z, 2026-11-28 02:00:00.5 or 2026-11-28T03:00:00+01:00; one without a "
     'zone is UTC; numbers take time_unit "s", "ms" or "us"',
     NO_TIER: 'give each word its tier: tier = { column = "class", batch = "free" }',
     " is past the last time there can be": "the mapping's time_unit is s, ms or us: divide nanoseconds by 1000 first",
-    " must be above 0 to serve as a limit": "rows without a limit, as of what is switched off, are left out with a "
-    "larger --max-reject-share",
+    " must be above 0 to serve as a limit": "rows without a limit, such as those of a machine that is off, are left "
+    "out with a larger --max-reject-share",
     " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",
 }
 """Ends of the reasons of a series' rejects, and what to do."""
@@ -110,7 +110,7 @@ class IngestConfig:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """The result of an ingest: the dataset, whether it existed already, and what of its input a reader must know."""
+    """The result of an ingest: the dataset, whether it existed already, and what a reader must know about its input."""
 
     dataset: Dataset
     already_there: bool
@@ -189,7 +189,7 @@ def _made_as(out: Path) -> Path:
 
 
 def _is_taken(out: Path) -> bool:
-    """Return whether there is something in the dataset's place, but for what a killed run left of it in a store."""
+    """Return whether the dataset's place holds anything besides what a killed run left in a store."""
     return is_taken(out, MANIFEST) if in_store(out) else out.exists()
 
 
@@ -197,7 +197,7 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     """Return the files of a trace with their tables; refuse a folder that has none, or unfinished ones."""
     by_table = [(table, find_files(source_folder, table)) for table in source.tables]
     absent = [table for table, found in by_table if not found]
-    if len(absent) == len(by_table) or (absent and source.trace == "series"):  # a mapping names what there is
+    if len(absent) == len(by_table) or (absent and source.trace == "series"):  # a mapping names its own files
         patterns = list(dict.fromkeys(pattern for table in absent for pattern in table.patterns))
         there = [path.name for path in sorted(source_folder.iterdir())]
         raise TraceError(

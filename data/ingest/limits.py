@@ -1,4 +1,4 @@
-"""Joins limits, priority, class and machine to windows: those that a task's events set as of each window's time."""
+"""Joins limits, priority, class and machine to windows: those that a task's events had set by each window's time."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def manifest_of(
 
 
 def notes_of(manifest: dict[str, Any], findings: Sequence[str]) -> list[str]:
-    """Return what a reader of a dataset must know, a line each, with what was found in its trace; warnings say so."""
+    """Return what a reader of a dataset must know, a line each, findings about its trace included; warnings say so."""
     counts, unread, lines = manifest["counts"], manifest["not_read"], list[str]()
     if not counts["usage"]:
         lines.append("no usage windows: the dataset can be inspected, not trained on")
@@ -131,7 +131,7 @@ def notes_of(manifest: dict[str, Any], findings: Sequence[str]) -> list[str]:
         lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
     if repeated := counts["duplicate_windows"]:
         lines.append(f"{repeated:,} windows repeat a task and a time of others; one of each is kept")
-    if contradicting := counts.get("contradicting_windows", 0):  # a dataset of before does not say
+    if contradicting := counts.get("contradicting_windows", 0):  # an older dataset does not record it
         lines.append(
             f"warning: {contradicting:,} of them have other values than the one that is kept, which is the first "
             "by its values: look for two recordings of one task, or a task id that two tasks share"

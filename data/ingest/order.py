@@ -1,4 +1,4 @@
-"""Orders events of one time: what runs ends before it starts again, and what does not run starts before it ends."""
+"""Orders events of one time: a running task ends before it starts again, any other starts before it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def task_events_in_order(events: pa.Table) -> pa.Table:
 def machine_events_in_order(events: pa.Table) -> pa.Table:
     """Return the events, sorted by machine, time and type, by time and in the order in which they hold.
 
-    One that is removed and comes back at one time is in service.
+    A machine that is removed and comes back at one time is in service.
     """
     events = _in_order(events, (s.MACHINE_ID,), (s.MachineEventType.REMOVE,))
     return events.take(array_of(np.argsort(values_of(events[s.TIME_US]), kind="stable")))
@@ -60,7 +60,7 @@ def _ranks(first: Any, again: Any, ends: Any) -> Any:
         runs &= not first[begin]
         any_start = False
         for k in range(begin, row):
-            rank[k] = 2 * begin + (ends[k] != runs)  # an end comes first where it runs, and last where it does not
+            rank[k] = 2 * begin + (ends[k] != runs)  # an end comes first for a running task, last for any other
             any_start |= not ends[k]
         any_end = ends[begin:row].any()
         runs = any_start and (runs or not any_end)

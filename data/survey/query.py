@@ -116,7 +116,7 @@ def open_tables(dataset: Dataset) -> Iterator[Tables]:
             trace, _, _ = str(error).partition("\n\n")
             if trace.startswith(_OF_LIBRARY):
                 raise broken_off(dataset.path, trace.splitlines()[-1]) from error
-            if not isinstance(error, _DAMAGED) and type(error) is not duckdb.Error:  # that of a damaged parquet page
+            if not isinstance(error, _DAMAGED) and type(error) is not duckdb.Error:  # of a damaged parquet page
                 raise
             failure = unreadable(dataset.path, error)
             if isinstance(failure, OSError):

@@ -1,4 +1,4 @@
-"""Builds the tables of a dataset out of its facts: the summary of the console, and those of the page."""
+"""Builds the tables of a dataset from its facts: the summary of the console, and those of the page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEVELS: Final = ("p5", "p25", "p50", "p75", "p95", "p99", "p100")
 
 
 def summary(facts: Facts) -> Table:
-    """Return the first figures of a dataset, for a console of 80 columns."""
+    """Return the main figures of a dataset, for a console of 80 columns."""
     head, quality = facts["head"], facts["quality"]
     figures: dict[str, str] = {
         "tasks": show(head["counts"]["tasks"]),
@@ -58,7 +58,7 @@ def has_memory(facts: Facts) -> bool:
 
 
 def _told(facts: Facts, table: Table) -> Table:
-    """Return a table without what it says of memory, where the source measures none."""
+    """Return a table without its memory entries, where the source does not measure memory."""
     return table if has_memory(facts) else table.silent_on(SUBJECTS["memory"])
 
 

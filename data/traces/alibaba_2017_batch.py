@@ -22,7 +22,7 @@ INSTANCE_BITS: Final = 62
 """Bits of the hash of a batch record: among 20 million records two collide with a probability of 1 in 20 000."""
 _BEST_EFFORT: Final = s.TIERS.index("beb")
 _SYNTHESISED: Final = s.MISSING_TYPES.index("SNAPSHOT_BUT_NO_TRANSITION")
-"""Marks an event known only by the final state of a record, whose time is missing."""
+"""Marks an event known only from the final state of a record, whose time is missing."""
 
 _REAL: Final = {
     "real_cpu_avg": s.CPU_MEAN, "real_cpu_max": s.CPU_MAX, "real_mem_avg": s.MEMORY_MEAN, "real_mem_max": s.MEMORY_MAX,

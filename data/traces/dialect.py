@@ -77,9 +77,9 @@ class Dialect:
     labels : mapping of str to str
         Thing → the label that names it; empty for none.
     clusters : tuple of str
-        Labels that may tell clusters apart, where ``labels`` names none for them.
+        Labels that may distinguish clusters, where ``labels`` names none for them.
     scraper : tuple of str
-        Labels that say who scraped.
+        Labels that name the scraper.
     preferred : mapping of str to str
         Labels of the scraper that is taken first.
     metrics : tuple of Metric
@@ -98,9 +98,9 @@ class Dialect:
     text: str
 
     def named(self, of: Mapping[str, str], thing: str) -> str:
-        """Return the name of a thing by a series' labels; empty for none.
+        """Return the name of a thing from a series' labels; empty for none.
 
-        Prometheus renames a label that the scrape itself sets, too, where it does not honour the exporter's: then
+        Prometheus renames a label that the scrape sets as well, where it does not honour the exporter's: then
         ``namespace`` is that of kube-state-metrics, and ``exported_namespace`` the pod's.
         """
         label = self.labels[thing]
@@ -123,7 +123,7 @@ def load_dialect(name_or_path: str) -> Dialect:
     path = Path(name_or_path)
     if not path.is_file():
         shipped = ", ".join(shipped_dialects())
-        raise ConfigError(f"dialect {name_or_path}: no such file, and shipped are only {shipped}")
+        raise ConfigError(f"dialect {name_or_path}: no such file; shipped are {shipped}")
     try:
         return parse_dialect(path.read_text(encoding="utf-8"), name_or_path)
     except UnicodeDecodeError as error:

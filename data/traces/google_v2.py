@@ -90,12 +90,12 @@ def _files(raw: str) -> tuple[str, ...]:
 
 
 def _between(column: str, low: float, high: float) -> dict[str, str]:
-    """Return the check that a column, where it has a value, is one from ``low`` to ``high``."""
+    """Return the check that a column's value, where there is one, is from ``low`` to ``high``."""
     return {f"{column} is not {low} to {high}": f'"{column}" BETWEEN {low} AND {high}'}
 
 
 def _outside(column: str, low: float, high: float) -> dict[str, str]:
-    """Return the defect that a column's value is not one from ``low`` to ``high``."""
+    """Return the defect of a value of a column outside ``low`` to ``high``."""
     return {f"{column} is outside {low:g} to {high:g}": f'"{column}" NOT BETWEEN {low} AND {high}'}
 
 

@@ -49,7 +49,7 @@ def moment_s(end: str) -> int:
     try:
         moment = datetime.fromisoformat(end)
     except ValueError as error:
-        raise ConfigError(f"--end: expected a time as 2026-11-02 or 2026-11-02T14:00, got {end!r}") from error
+        raise ConfigError(f"--end: expected a time such as 2026-11-02 or 2026-11-02T14:00, got {end!r}") from error
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 

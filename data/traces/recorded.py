@@ -1,4 +1,4 @@
-"""Describes what a service recorded (``reclaim serve --record``) as a trace: it is canonical already."""
+"""Describes what a service recorded (``reclaim serve --record``) as a trace: it is already canonical."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES: Final = {
 _LACKS: Final = (s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.SAMPLE_RATE_HZ, s.PRIORITY)
 _EXTRAS: Final = {"events": (s.OUT_OF_MEMORY,)}
 _SOME_ALLOC: Final = 0
-"""Alloc set of a task inside one: a service knows no more than that there is one."""
+"""Alloc set of a task inside one: a service knows only that there is one."""
 RECORDED: Final = {
     "usage": s.USAGE,
     "events": pa.schema(
@@ -48,11 +48,11 @@ _CHECKS: Final = {
     "events": present(*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE),
     "collections": present(s.COLLECTION_ID),
 }
-"""Checks of the rows of each: files that were changed by hand, or damaged, have others."""
+"""Checks of the rows of each: files that were changed by hand, or damaged, may hold other values."""
 
 
 def file_name(table: str, end_us: int, number: int = 0) -> str:
-    """Return the name of a file, by the end of the last window and a number that tells several apart."""
+    """Return the name of a file: the end of the last window, and a number where there are several."""
     return f"{table}-{max(end_us, 0):020d}{f'-{number}' if number else ''}.parquet"
 
 
@@ -81,8 +81,8 @@ def ends_table(
 ) -> pa.Table:  # fmt: skip
     """Return ends and failures of tasks as events; times of -1 are none. key (n, 2), all others (n,).
 
-    Of a task that ended by failing, ``out_of_memory`` is of that end, else of the failure before; -1 where it is not
-    said.
+    For a task that ended by failing, ``out_of_memory`` describes that end, else the failure before; -1 where it is not
+    given.
     """
     ended, met = ended_us >= 0, (failed_us >= 0) & (failed_us != ended_us)
     types = np.where(failed[ended] > 0, s.EventType.FAIL, s.EventType.FINISH)
@@ -105,7 +105,7 @@ def ends_table(
 def owners_table(windows: Windows) -> pa.Table:
     """Return user and logical name of the collections of windows that have them; the numbers stand for the strings.
 
-    All rows of one collection are alike, so that an ingest keeps one: its time is that of a collection of before the
+    All rows of one collection are equal, so that an ingest keeps one: its time is that of a collection from before the
     trace.
     """
     known = (windows.user >= 0) | (windows.name >= 0)

@@ -41,7 +41,7 @@ def read_schema_csv(
     """
     path = folder / SCHEMA_FILE
     if not path.is_file():
-        raise SchemaError(f"{path}: no such file; the columns of the trace stand in it alone: {_REMEDY}")
+        raise SchemaError(f"{path}: no such file; it alone states the columns of the trace: {_REMEDY}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -52,7 +52,7 @@ def read_schema_csv(
         if missing:
             problems.append(f"{raw} lacks columns {', '.join(missing)} (it has {', '.join(orders[raw])})")
         if raw not in orders and raw in present:
-            problems.append(f"{raw} is left out, and there are files of it")
+            problems.append(f"{raw} is left out, but the trace has files of it")
     if problems:
         raise SchemaError(f"{path}: {'; '.join(problems)}; {_REMEDY}")
     return text, orders
@@ -88,5 +88,5 @@ def _orders(
             problems.append(f"{raw}: field numbers must be 1 to {len(numbers)}, each once, got {numbers}")
         repeated = sorted({column for column in columns if columns.count(column) > 1})
         if repeated:
-            problems.append(f"{raw}: {', '.join(repeated)} stands more than once")
+            problems.append(f"{raw}: {', '.join(repeated)} appears more than once")
     return {raw: tuple(column for _, column in sorted(found)) for raw, found in fields.items()}, problems

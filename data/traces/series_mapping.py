@@ -19,7 +19,7 @@
 
     [columns]                # canonical column = raw column, or a number that holds for every row
     cpu_mean = "cpu_used_mhz"
-    cpu_limit = 100.0        # optional: without limits a series can be looked at, and nothing be learned from it
+    cpu_limit = 100.0 # optional: a series without limits can be inspected, but not trained on
     scheduled_us = "started" # optional: start of the task's current run, in the unit of the time
     cpu_percentiles = "cpu_deciles"  # optional: a column of lists, or a list of eleven columns
 
@@ -77,7 +77,7 @@ _EXAMPLES: Final = {
     "window_s": "window_s = 300, the length of a window in seconds",
     "columns": 'a table [columns], with cpu_mean = "used" and cpu_limit = 1.0',
 }  # fmt: skip
-"""Lines that a mapping without a key is to have."""
+"""Lines to add to a mapping that lacks a key."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ class SeriesMapping:
     text : str
         The file itself, for the manifest.
     collection : str or None
-        Raw column of the name of what the task is one of.
+        Raw column of the name of the task's collection.
     tier : str or dict of str to str or None
         Tier of all tasks; or the raw column that has it, as ``WORDS_OF``, and the tiers of its words. Without words,
         they are the tiers' names.
     machine : str or None
         Raw column of the name of the task's machine.
     machines : dict of str to (str or float)
-        What is known of machines: ``file`` and its column ``machine``, or neither; raw columns or constants of
+        Facts of machines: ``file`` and its column ``machine``, or neither; raw columns or constants of
         ``CAPACITIES``. Empty: nothing.
     file_column : str or None
         Name of a column that has the name of the file.
@@ -156,7 +156,7 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
             encoding="utf-8"
         )
     else:
-        raise ConfigError(f"mapping {name_or_path}: no such file, and shipped are only {', '.join(shipped_mappings())}")
+        raise ConfigError(f"mapping {name_or_path}: no such file; shipped are {', '.join(shipped_mappings())}")
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -245,7 +245,7 @@ def _problems_of_machines(machines: dict[str, Any], *, of_windows: bool) -> list
     elif "machine" in machines:
         problems.append("machines.machine is a column of machines.file, which is missing")
     elif not of_windows:
-        problems.append("machines without a file are those of the windows: name their column by 'machine'")
+        problems.append("machines without a file are those of the windows: name their column with 'machine'")
     for name in CAPACITIES:
         value = machines.get(name)
         if not ((_is_number(value) and value) or ("file" in machines and isinstance(value, str))):

@@ -152,7 +152,7 @@ class Source:
     collection_limits : bool
         Whether a task whose events have no limits gets those of its collection.
     machines_of_events : bool
-        Whether a window that names no machine is on that of its task's events.
+        Whether a window that names no machine ran on that of its task's events.
     limits_in_usage : bool
         Whether rows of usage have their limits and the start of their run, though there are events.
     notes : tuple of str
@@ -160,7 +160,7 @@ class Source:
     alone : str or None
         The one file of the folder that is read; None: all that the tables match.
     findings : tuple of str
-        Such facts of this input alone, in numbers; ingest prints them, and keeps them after the notes.
+        Such facts about this input, in numbers; ingest prints them, and keeps them after the notes.
     """
 
     trace: str

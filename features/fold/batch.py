@@ -31,7 +31,7 @@ class FeatureState:
     Parameters
     ----------
     cell : Cell
-        What the tasks' cell is like as a whole.
+        Facts of the tasks' cell.
     threads : int
         Threads for large calls; the numbers do not depend on it.
     """
@@ -47,7 +47,7 @@ class FeatureState:
 
         How histories are cut into calls makes no difference, to the bit, as long as calls come in time order: no window
         lies in an earlier slot of the clock (``registry.SLOT_S``) than one that an earlier call held. One that comes
-        later than that counts for its own task as if it had come in time, for others from the present slot on.
+        later than that counts for its own task as if it had come in time, for others from the current slot on.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class FeatureState:
         return state_of(self._made_by, self._memory())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what another one remembered, to the bit.
+        """Continue from what another one remembered, to the bit.
 
         Raises
         ------
@@ -99,10 +99,9 @@ class FeatureState:
 
 
 def made_by(cell: Cell) -> str:
-    """Return what memory of features is marked by: the cell.
+    """Return the mark of a memory of features: the cell.
 
-    It ends as it did when features of related tasks were a choice, so that memory of those who had not chosen them goes
-    on.
+    It ends as it did when features of related tasks were optional, so that memory without them stays valid.
     """
     machine = ", ".join(str(float(most)) for most in cell.largest_machine)
     return f"features(largest_machine=({machine}), monday_us={cell.monday_us}, related=False)"

@@ -1,4 +1,4 @@
-"""Out-of-memory ends of collections, and the features read off them; kept for collections that met one alone."""
+"""Out-of-memory ends of collections, and the features read off them; kept only for collections with one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from reclaim.features.registry import AT, SLOT_S
 from reclaim.features.targets import known_by
 
 KEEP_DAYS: Final = 14
-"""Days after its last out-of-memory end for which a collection's history counts."""
+"""Days for which a collection's history counts after its last out-of-memory end."""
 KEEP_SLOTS: Final = KEEP_DAYS * 86_400 // SLOT_S
 """The same in slots of the clock."""
 MOST: Final = 100_000
-"""Collections that are kept at most; beyond it those whose last end is longest ago are forgotten."""
+"""Largest number of collections kept; beyond it those whose last end is longest ago are forgotten."""
 _DROP_SHARE: Final = 8
 """Collections above the bound are forgotten together with an eighth of it, so that they are rarely looked for."""
 
@@ -74,7 +74,7 @@ class CollectionOoms:
         order: NDArray[np.int64] | None = None,
         place: NDArray[np.int64] | None = None,
     ) -> None:
-        """Write the features of rows of collections with a history, as of each row's slot, then add the rows.
+        """Write the features of rows of collections with a history, at each row's slot, then add the rows.
 
         Parameters
         ----------
@@ -82,10 +82,10 @@ class CollectionOoms:
         moment : int32, shape (n,)
             Slot of the clock in which each row lies.
         died : int32, shape (n,)
-            Age in seconds that a run of the row's task had reached when it ended out of memory, where the row brings
-            that to light; else ``task_oom.LIVES`` or ``NOT_TAKEN``.
+            Age in seconds that a run of the row's task had reached when it ended out of memory, where the row reveals
+            it; else ``task_oom.LIVES`` or ``NOT_TAKEN``.
         out : float32, shape (n, n_features)
-            With the task's own features, and those of its collection as of one without a history.
+            With the task's own features, and those of its collection as if it had no history.
         order : int64, shape (n,), optional
             The rows, those of each task in time order; as they stand if not given.
         place : int64, shape (n,), optional
@@ -119,7 +119,7 @@ class CollectionOoms:
         return {"oom_collection": self._collection, "oom_record": self._records}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from the memory of another one, which is kept, not copied."""
+        """Continue from the memory of another one, which is kept, not copied."""
         self._collection, self._records = memory["oom_collection"], memory["oom_record"]
 
     def _latest(self) -> NDArray[np.int64]:
@@ -147,7 +147,7 @@ class OomJournal(NamedTuple):
     taken: NDArray[np.int64]
     """Windows that counted."""
     ended: NDArray[np.int64]
-    """Runs that a window brought to light to have ended out of memory."""
+    """Runs of which a window revealed that they ended out of memory."""
     age: NDArray[np.int64]
     """Sum of the ages that these had reached, s."""
     least: NDArray[np.int64]
@@ -205,7 +205,7 @@ class OomJournal(NamedTuple):
         moment : int32, shape (n,)
             Slot of the clock in which each row lies.
         out : float32, shape (m, n_features)
-            With the task's own features, and those of its collection as of one without a history.
+            With the task's own features, and those of its collection as if it had no history.
         place : int64, shape (n,), optional
             The row of ``out`` for each row; its own if not given.
         """

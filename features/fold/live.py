@@ -39,7 +39,8 @@ _SLOTS_A_DAY: Final = 86_400 // SLOT_S
 _OF_CELL: Final = re.compile(r"largest_machine=\([^)]*\), monday_us=-?\d+, ")
 """The cell in ``batch.made_by``: features are read by it, and no record depends on it."""
 _TASKS_TO_A_ROW: Final = 8
-"""Tasks for which one row of histograms is lent at once: few need a new one, but in a cell's first hour all do."""
+"""Number of tasks for which a row of histograms is reserved at once: few need a new one, except in a cell's first
+hour."""
 _PENDING: Final = np.dtype(
     [(name, a.dtype, a.shape[1:]) for name, a in fold_columns(empty_windows())._asdict().items()], align=True
 )
@@ -52,14 +53,14 @@ class TolerantState:
     """The features of any number of tasks, kept up to date with windows in any order that a bound allows.
 
     In time order it gives what ``FeatureState`` gives, to the bit. A window that comes after a later one of its own
-    task counts for the task as if it had come in time, to the bit, and for others from the present slot of the clock
-    on. For that, the record of a task lacks its last few windows, which are held next to it. The record after all of
-    them is made again for each window, and not kept: it would double the memory of a task.
+    task counts for the task as if it had come in time, to the bit, and for others from the current slot of the clock
+    on. Therefore the record of a task lacks its last few windows, which are held next to it. The record after all of
+    them is computed for each window and not kept: it would double the memory of a task.
 
     Parameters
     ----------
     cell : Cell
-        What the tasks' cell is like as a whole.
+        Facts of the tasks' cell.
     lateness_s : float
         How much earlier than its task's last window a window may end to be taken, in seconds, as long as no more than
         ``PENDING`` windows came before it that end later; 0 takes none and spends no memory on it.
@@ -83,7 +84,7 @@ class TolerantState:
         self._collections = CollectionOoms()
 
     def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
-        """Return what each window is to its task as it stands, changing nothing; uint8, shape (n,).
+        """Return the kind of each window for its task, without changing anything; uint8, shape (n,).
 
         ``NEW``: it ends after the task's last one. ``LATE``: before it, within the bound. Both will be taken.
         ``REPEATED``: one that ends at the same µs is among the last 24 taken, or precedes it in this call and will
@@ -113,7 +114,7 @@ class TolerantState:
         ----------
         slot, windows
             As for ``classify``. How they are cut into calls makes no difference as long as calls come in time order, as
-            for ``FeatureState.advance``; within a call their order makes none.
+            for ``FeatureState.advance``; nor does their order within a call.
 
         Returns
         -------
@@ -129,7 +130,7 @@ class TolerantState:
         Raises
         ------
         ValueError
-            A row is one that ``classify`` refuses; the state is not to be used any more.
+            A row is one that ``classify`` refuses; the state must not be used any more.
         """
         _check(slot, windows)
         order = _in_time(slot, windows.end_us)
@@ -153,7 +154,9 @@ class TolerantState:
 
         self._in_rounds(advance, k)
         if refused.any():
-            raise ValueError(f"windows of {refused.sum()} tasks are repeated or too late: give those classify lets in")
+            raise ValueError(
+                f"windows of {refused.sum()} tasks are repeated or too late: pass those that classify accepts"
+            )
         self._collections.advance(windows.collection_id, moment, died, x, order, place)
         day = int(moment.max(initial=0)) // _SLOTS_A_DAY
         if day > self._day:
@@ -177,7 +180,7 @@ class TolerantState:
         self, work: Callable[..., int], begun: list[int], ends: list[int], stacks: list[NDArray[np.int32]],
         taken: NDArray[np.int64], part: int, _: int,
     ) -> None:  # fmt: skip
-        """Let one part go on from where it began, as far as its stack of free rows lasts."""
+        """Continue one part from where it stopped, as far as its stack of free rows lasts."""
         records, rows = self._settled, self._histograms.rows
         begun[part] = work(begun[part], ends[part], words_of(records), records, rows, stacks[part], taken[part])
 
@@ -191,7 +194,7 @@ class TolerantState:
             self._held.reshape(-1, PENDING)[slots] = False
 
     def memory(self) -> dict[str, NDArray[Any]]:
-        """Return all that is remembered, by name; lent, not copied: the next ``advance`` or ``forget`` changes it.
+        """Return all that is remembered, by name, without a copy: the next ``advance`` or ``forget`` changes it.
 
         Records are copied fast only as bytes (``data.core.arrays.raw``).
         """
@@ -221,8 +224,10 @@ class TolerantState:
         """
         theirs = str(memory[MADE_BY]) if MADE_BY in memory else "something unknown"
         if _OF_CELL.sub("", theirs) != _OF_CELL.sub("", self._made_by):
-            raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
-        like = TolerantState(self._cell, 0.0).memory()  # what each array must look like
+            raise ConfigError(
+                f"this memory was saved by {theirs}, and {self._made_by} cannot continue it: start afresh"
+            )
+        like = TolerantState(self._cell, 0.0).memory()  # the expected layout of each array
         ours = {name: adopt(name, array, memory) for name, array in like.items() if name != MADE_BY}
         self._begin()
         self._settled, self._day = ours["task"], int(ours["day"])

@@ -84,7 +84,7 @@ def advance_tasks(
         i = order[edges[k]]
         one = edges[k + 1] - edges[k] == 1 and lateness_us > 0
         if one and _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us) == NEW:
-            # as most are: one new window, taken without a copy of the record
+            # the usual case: one new window, taken without a copy of the record
             _hold(settled, held, pending, task, columns, i, columns.end_us[i] - lateness_us, shape)
             pack(settled, room_words[1], kept, records, rows, task, free, taken)
             ooms = _take_held(settled, held, pending, task, shape)
@@ -92,7 +92,7 @@ def advance_tasks(
             publish(settled, ooms, True, moment, died, i)
             write(settled, columns, i, largest, monday_us, out, k)
             continue
-        there = False  # whether s stands after all windows
+        there = False  # whether s is the state after all windows
         for at in range(edges[k], edges[k + 1]):
             i = order[at]
             kind = _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us)
@@ -174,7 +174,7 @@ def _kind(
                 if held_us[row] == end_us:
                     return REPEATED
     for k in range(min(old.count, RECENT_WINDOWS)):
-        again = (k - old.count) % RECENT_WINDOWS < n_held  # its place is that of a window held
+        again = (k - old.count) % RECENT_WINDOWS < n_held  # it takes the place of a held window
         if old.recent_us[k] == end_us and not again:
             return REPEATED
     if lateness_us == 0 or end_us < last_us - lateness_us:

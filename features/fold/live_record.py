@@ -1,4 +1,4 @@
-"""Keeps the record of a served task without the octaves of histograms that hold nothing; compiled part of ``live``."""
+"""Keeps the record of a served task without the empty octaves of its histograms; compiled part of ``live``."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ KEPT: Final = np.dtype(
 """A record as it is kept: that of ``task_record`` without its histograms, in whole cache lines.
 
 In place of what is spare there, it has a bit for each octave of a histogram that holds something, and the numbers of
-the rows where these lie, in the order of the bits; numbers count from 1, and 0 is none. It has no field of the code:
-what works on it takes a ``STATE``, too, or rests on its layout alone."""
+the rows where these lie, in the order of the bits; numbers count from 1, and 0 is none. Code does not access it by
+fields: functions on it also take a ``STATE``, or use only its layout."""
 assert _OF_STATE["octave"][1] == _BEGIN + STATE["histogram"].itemsize
 assert STATE["spare"].itemsize >= 8 + 4 * MOST_ROWS
 
@@ -68,8 +68,8 @@ _ROW_BYTES: Final = ROW.itemsize
 class Histograms:
     """Rows of octaves that records take one after another, and give back when their tasks end.
 
-    Threads take rows from stacks of their own, which are lent before they begin, so that none waits for another one.
-    What is left of them is taken back.
+    Threads take rows from stacks of their own, which are filled before they begin, so that no thread waits for another
+    one. What is left is returned.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Histograms:
         return np.concatenate([again, fresh])
 
     def take_back(self, numbers: NDArray[np.int32]) -> None:
-        """Let rows be lent again, rows that were lent before others first."""
+        """Return rows for reuse, after those that are free already."""
         self._free = np.concatenate([self._free, numbers])
         # the last ones were never lent to others: they are no longer counted
         other = np.flatnonzero(self._free[::-1] != np.arange(self._used, self._used - len(self._free), -1))

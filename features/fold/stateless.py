@@ -19,7 +19,7 @@ from reclaim.features.fold.task_update import N_LEVELS, publish, take
 from reclaim.features.registry import N_FEATURES
 
 _TASKS_AT_ONCE: Final = 2_048
-"""Tasks whose columns are made ready before they are folded: some MB, which a core's own cache nearly holds."""
+"""Number of tasks whose columns are prepared before they are folded: some MB, which nearly fit a core's own cache."""
 
 
 def features_of_histories(

@@ -15,12 +15,12 @@ from reclaim.features.registry import AT, RECENT_WINDOWS
 
 NOT_TAKEN: Final = -2
 LIVES: Final = -1
-"""Values that are no age at which a run ended: the window changed nothing; it brought no end out of memory to light."""
+"""Values that are not an age at which a run ended: the window changed nothing; it revealed no end out of memory."""
 _MEMORY: Final = 1
 """Position of memory among the signals and the resources."""
 _PER_HOUR: Final = 1.0 / HOUR_US
 _LEAST_LEFT: Final = 0.005
-"""Share of the limit that is taken to be left at least, so that a rate stays finite."""
+"""Least share of the limit that counts as left, so that a rate stays finite."""
 _FASTEST: Final = 64.0
 """Rates are cut off here: the limit is reached within a minute."""
 _near_limit: Final = numba.njit(inline="always")(near_limit)
@@ -33,7 +33,7 @@ def end_run(
     failed_oom: bool,
     end_us: int,
 ) -> None:
-    """Judge the run that a window of a later run ended, which ends at ``end_us``, then forget it.
+    """Judge the run before a window of a later run, which ends at ``end_us``, then forget it.
 
     Where a failure since it began is recorded as out of memory or as not, that decides. Else it ended out of memory
     where its last window came near the limit as in ``data.oom``, unless it had lived above the limit before, which then

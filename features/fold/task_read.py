@@ -79,7 +79,7 @@ def _percentiles(
     octave, b, above, above_octave = BINS // 8, 0, 0.0, 0.0
     for k in range(n):
         threshold = beyond[k] * total
-        if above > threshold:  # the same bin holds this one, too
+        if above > threshold:  # the same bin also holds this one
             out[i, o + at[k]] = _EDGES[b] * scale
             continue
         while octave > 0 and not above_octave > threshold:
@@ -128,7 +128,7 @@ def write(
         s, w.limit[row, 1], covered, trend, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i
     )
     write_oom(s, w.limit[row, 1], slopes, out, i)
-    for k in range(N_FEATURES):  # written whether changed or not: many at a time
+    for k in range(N_FEATURES):  # written even if unchanged, many at a time
         v = out[i, k]
         v = _LARGEST if v > _LARGEST else v
         out[i, k] = -_LARGEST if v < -_LARGEST else v
@@ -291,7 +291,7 @@ def _singles(
     out: Any,  # (n, n_features) float32, written
     i: int,
 ) -> None:
-    """Write the features that are no statistic of a signal."""
+    """Write the features that are not a statistic of a signal."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
     last, hour = s.recent[(s.count - 1) % RECENT_WINDOWS], hour_of(s.end_us)
     least = math.nan

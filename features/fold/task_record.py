@@ -94,8 +94,8 @@ STATE: Final = np.dtype(
         ("memory_limit", "f8"),  # of the last window
         ("oom_limit", "f8"),  # the same of the last run that ended out of memory
         ("oom_us", "i8"),  # end of its last window
-        ("oom_age_us", "i8"),  # how long it had lasted by then
-        ("oom_least_us", "i8"),  # least of all such
+        ("oom_age_us", "i8"),  # how long it had run by then
+        ("oom_least_us", "i8"),  # least of all such times
         ("run_us", "i8"),  # start of the current run
         ("gap_us", "i8"),  # between the ends of the last two windows
         ("count", "i8"),
@@ -110,5 +110,5 @@ STATE: Final = np.dtype(
 """The record. Usage is kept in the trace's unit and divided by the current limit when a feature is read, so a
 changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes, whole cache lines.
 
-It is read from memory far slower than it is worked on, so it is fetched ahead. The week is kept by time of day, so that
-the hours which one step reads and writes lie next to each other."""
+Reading it from memory takes far longer than working on it, so it is prefetched. The week is kept by time of day, so
+that the hours which one step reads and writes lie next to each other."""

@@ -52,7 +52,7 @@ _WEEK_VALUES: Final = np.array(
 _SAME_HOUR_DAYS: Final = np.array(SAME_HOUR_DAYS)
 _WEEK_HOURS: Final = WEEK_DAYS * HOURS
 _LAST_SLOT: Final = 2**31 - 2
-"""Slots are counted in 32 bits: 20 thousand years; whatever is later is as late as that."""
+"""Slots are counted in 32 bits: 20 thousand years; later times count as the last slot."""
 _LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
 N_LEVELS: Final = len(LEVELS)
 _TAIL: Final = np.array([((p - 90) / 10) ** 2.5 for p in range(91, 100)])
@@ -89,7 +89,7 @@ def publish(
     died: Any,  # (n,) int32, written
     i: int,
 ) -> None:
-    """Write what the features of a collection need of a window: its slot, and an out-of-memory end of a run.
+    """Write the part of a window that the features of a collection need: its slot, and an out-of-memory end of a run.
 
     ``ooms`` is how many such ends the record had before the window. ``died`` is the run's age in seconds where there is
     one more.
@@ -190,7 +190,7 @@ def take_life(
     w: Any,  # FoldColumns, or records of the same fields
     i: int,
 ) -> None:
-    """Add only the task's runs and ends of the window of row ``i``: enough where its features are not asked for again.
+    """Add only runs and ends from the window of row ``i``: enough where the task's features are not asked for again.
 
     An end out of memory of a task counts for others of its collection, whose features may be.
     """

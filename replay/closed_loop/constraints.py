@@ -93,9 +93,9 @@ class Constraints:
                 (self.collection_id, collection_id),
             )
         ]
-        order = np.lexsort((np.arange(known + len(at_us)) >= known, *keys))  # at the same time what is known goes first
+        order = np.lexsort((np.arange(known + len(at_us)) >= known, *keys))  # at one time, records come first
         before = np.maximum.accumulate(np.where(order < known, np.arange(len(order)), -1))
-        at = order[before[order >= known]]  # where before is -1 this is the last of all, and not the same task
+        at = order[before[order >= known]]  # where ``before`` is -1 this is the last of all, of another task
         row = order[order >= known] - known
         same = before[order >= known] >= 0
         same &= (keys[2][at] == collection_id[row]) & (keys[1][at] == instance_index[row])
@@ -136,7 +136,7 @@ def satisfies(machine_value: str | None, relation: int, value: str) -> bool:
     """Return whether a machine's value, None where it has no such attribute, stands in a relation to a constraint's.
 
     As the traces define it (Google cluster-usage traces v3, "Machine constraints"): equality is that of strings, an
-    attribute that is absent is the empty one; order is that of integers, an absent one is 0. A value that is no
+    attribute that is absent is the empty one; order is that of integers, an absent one is 0. A value that is not an
     integer has no order, and meets no such constraint.
     """
     match s.RELATIONS[relation]:
@@ -178,7 +178,7 @@ _ORDERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
 
 
 def _integer(text: str | None) -> int | None:
-    """Return the integer of a value: 0 for an absent or an empty one, None for what is no integer."""
+    """Return the integer of a value: 0 for an absent or an empty one, None for a value that is not an integer."""
     if not text:
         return 0
     try:
@@ -197,7 +197,7 @@ def _sets(table: pa.Table, first: NDArray[np.int64]) -> tuple[NDArray[np.int64],
         (names.dictionary[i].as_py(), relations.dictionary[j].as_py(), values.dictionary[k].as_py())
         for i, j, k in distinct.tolist()
     ]
-    # A set goes under the sum of its constraints' numbers, each 63 bits: whatever their order, and a constraint stands
+    # A set is identified by the sum of its constraints' numbers, each 63 bits, in any order; a constraint occurs
     # in a set once.
     number_of = identities(repr(c) for c in constraints).astype(np.uint64)
     sums = np.add.reduceat(number_of[which], first) if len(first) else np.zeros(0, np.uint64)

@@ -1,4 +1,4 @@
-"""Holds what machines of a closed loop reserve against what their runs come to, by which margins may follow."""
+"""Compares what machines of a closed loop reserve with what their runs need, so that margins may follow."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 BEGINS: Final = 0.5
-"""Share of the budget that margins which follow spend at first: a packing prefers sets that look smaller than they are,
-so that at margins of the trace's machines two to four times the budget came (``benchmarks/LOG.md``, 2026-11-27)."""
+"""Share of the budget that margins which follow may spend at first: a packing prefers sets that look smaller than they
+are, so that margins of the trace's machines gave two to four times the budget (``benchmarks/LOG.md``, 2026-11-27)."""
 
 
 @dataclass
 class Held:
-    """Counts of machines held against the peaks of their runs.
+    """Counts of machines compared with the peaks of their runs.
 
     Attributes
     ----------
     judged : int
         Answers of machines whose horizon is over.
     over : int64, shape (n_resources,)
-        Those of them that were passed.
+        Those of them that were exceeded.
     times : int
-        Times that they are of.
+        Number of their times.
     crowded : int64, shape (n_resources,)
-        Times at which more than ``AT_ONCE`` of the machines were passed.
+        Times at which more than ``AT_ONCE`` of the machines exceeded their reservation.
     """
 
     judged: int = 0
@@ -73,13 +73,13 @@ class _Answer:
 
 
 class HeldMachines:
-    """Machines of a closed loop, each held against the largest demand of its runs within a horizon.
+    """Machines of a closed loop, each compared with the largest demand of its runs within a horizon.
 
-    An answer is of the runs that are on a machine at a time; it holds them for as long as they stay there, each up to
-    its limit of that time. With a horizon of an hour there is an answer in every slot, with a longer one so many.
+    An answer covers the runs that are on a machine at a time, for as long as they stay there, each up to its limit of
+    that time. With a horizon of an hour there is an answer in every slot, with a longer one as many per horizon.
 
     Margins that follow do so by the rule of the service and of replays (``training.machines.following``), on the
-    machines as the loop packs them: those of the machines of a trace do not hold there.
+    machines as the loop packs them: margins of a trace's machines do not keep their budget there.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ class HeldMachines:
         Of each window of the tape, as ``data.windows.demand``; NaN where unknown.
     horizon_s, slot_s : int
     by_machine : ByMachine or None
-        Places the runs; its margins follow where it says so.
+        Places the runs; its margins follow where it requires that.
 
     Attributes
     ----------
     held : Held
-        What came so far.
+        Counts so far.
     """
 
     def __init__(self, demand: Floats, horizon_s: int, slot_s: int, by_machine: ByMachine | None = None) -> None:
@@ -118,7 +118,7 @@ class HeldMachines:
         return self._online.margins
 
     def see(self, slot: int, runs: NDArray[Any], machines: NDArray[Any], sums: Floats) -> None:
-        """Count what the runs demand in a slot for the answers so far, those of the slot among them.
+        """Add what the runs demand in a slot to the pending answers, those of the slot included.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class HeldMachines:
         if slot % self._step == 0:
             here, held, use = np.flatnonzero(running), [machines["reserved"].copy()], machines["use"]
             if self._online is not None and self._estimator is not None:
-                # as ``foreseen.foresee``: no less than is used in the slot, which the sums do not know of
+                # as in ``foreseen.foresee``: no less than is used in the slot, which the sums do not include
                 held += [np.maximum(self._estimator.at(m, sums), use) for m in self._online.margins.tolist()]
             self._waiting.append(
                 _Answer(slot, here, machine[here].astype(np.int64), placed_us[here], runs["limit"][here],
@@ -152,7 +152,7 @@ class HeldMachines:
             self._judge(self._waiting.popleft())
 
     def _judge(self, answer: _Answer) -> None:
-        """Let the machines that had runs count."""
+        """Count the machines that had runs."""
         some = np.unique(answer.machine)
         violated = violates(answer.peak[some], answer.reserved[:, some]).sum(axis=1)
         n = np.full(answer.peak.shape[1], len(some))
@@ -175,7 +175,7 @@ def _count(
     demand: Any,  # (n_runs, R) float64
     total: Any,  # (n_machines, R) float64, changed
 ) -> None:
-    """Add the demand of the runs of an answer that are where they were, each up to its limit."""
+    """Add the demand of an answer's runs that are still on their machine, each up to its limit."""
     for k in range(len(run)):
         i = run[k]
         if where[i] == machine[k] and since_us[i] == placed_us[k]:

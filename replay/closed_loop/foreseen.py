@@ -1,8 +1,8 @@
 """Reserves for the machines of a closed loop together, by an estimator of machines; compiled.
 
-A machine reserves what is foreseen of the sums of its runs' terms, and no less than they use. A run that came lately
-counts its limit, which adds to whatever is reserved for the others: a machine and a new run reserve what the machine
-does and that limit.
+A machine reserves what is foreseen of the sums of its runs' terms, and no less than they use. A new run counts its
+limit, on top of what is reserved for the others: a machine and a new run reserve what the machine reserved before and
+that limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 
 class State(NamedTuple):
-    """Foreseen needs of the machines, read and changed by compiled code; all empty for sums of reservations."""
+    """Predicted needs of the machines, read and changed by compiled code; all empty for sums of reservations."""
 
     terms: Floats
     """Of each window of the tape, as it begins, shape (n_rows, n_resources, N_TERMS)."""
@@ -54,7 +54,8 @@ class ByMachine:
     budgets : sequence of float
         Shares of machines' times that may pass what is reserved, one for each margin.
     at_once : float or None
-        Share of the machines that may pass at once, where margins follow their peaks; 1: any. None: no margin follows.
+        Share of the machines that may exceed their reservation at once, where margins follow their peaks; 1: any. None:
+        no margin follows.
     """
 
     terms: Floats
@@ -69,7 +70,8 @@ class ByMachine:
     def alone(self) -> Floats:
         """Return what each run would reserve if it were alone, at each margin; shape (n_margins, n_rows, n_resources).
 
-        A run that goes on as the period begins asks for it; a machine reserves no more for it and its other runs.
+        A run in progress at the beginning of the period asks for it; a machine reserves no more for it and its other
+        runs.
         """
         return np.stack([self.estimator.at(margins, self.terms) for margins in self.margins().tolist()])
 
@@ -84,7 +86,7 @@ class ByMachine:
 
 
 class Placing:
-    """Ways in which contenders of ``MachineContenders.in_a_loop`` place; a model foresees the tape once for all of its.
+    """Ways in which contenders of ``MachineContenders.in_a_loop`` place; a model forecasts the tape once for all.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ class Placing:
         self._last: tuple[str, ByMachine, Floats] | None = None
 
     def by_machine(self, name: str) -> tuple[ByMachine, Floats] | None:
-        """Return how a contender places machines, and what that reserves for runs ``alone``; None for sums of tasks."""
+        """Return how a contender places runs, and what that reserves for runs ``alone``; None for sums of tasks."""
         for own, (foreseer, estimator) in self._contenders.machines.items():
             ways = {own: None, **followed_of(own)}
             if name in ways:
@@ -123,7 +125,7 @@ def no_state() -> State:
 
 @numba.njit(**LENT)
 def add_terms(sums: Any, run: Any, foreseen: Any, sign: float) -> None:
-    """Add a run to sums, shape (n_resources, N_TERMS); ``sign`` -1 takes it out. No sum of terms is below zero."""
+    """Add a run to sums, shape (n_resources, N_TERMS); ``sign`` -1 removes it. No sum of terms is below zero."""
     for r in range(len(sums)):
         if run.held:
             sums[r, T_HELD] = max(0.0, sums[r, T_HELD] + sign * run.limit[r])
@@ -152,7 +154,7 @@ def foresee(r: int, sums: Any, use: float, foreseen: Any) -> Any:
 
 @numba.njit(**LENT)
 def count_run(m: int, machine: Any, run: Any, foreseen: Any, sign: float) -> None:
-    """Add a run to the sums of its machine, or take it out, and reserve for the machine together."""
+    """Add a run to the sums of its machine, or remove it, and update the machine's reservation."""
     add_terms(foreseen.sums[m], run, foreseen, sign)
     for r in range(len(foreseen.margins)):
         machine.reserved[r] = foresee(r, foreseen.sums[m], machine.use[r], foreseen)

@@ -44,7 +44,7 @@ from reclaim.training.margins.margin import guard
 from reclaim.training.margins.violation import overruns_in_kernel, violates_in_kernel
 
 _REMEMBERED: Final = 64
-"""Failed runs remembered while others are tried; comparing with more costs more than it saves."""
+"""Number of failed runs remembered while others are tried; comparing with more costs more than it saves."""
 _END, _CHANGE, _ARRIVAL, _LAST = range(4)
 
 
@@ -104,7 +104,7 @@ def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> N
 
 @numba.njit(**LENT)
 def _stop(i: int, cause: int, loop: Any, now_us: int) -> None:
-    """Stop a run before its end. Batch work goes back to its last checkpoint; a service goes on where the clock is."""
+    """Stop a run before its end. Batch work goes back to its last checkpoint; a service continues at the clock."""
     run, settings, kills = loop.runs[i], loop.settings, loop.kills
     entry = kills[kills[0].run]
     kills[0].run += 1
@@ -138,7 +138,7 @@ def _finish(i: int, loop: Any, now_us: int) -> Any:
 
 @numba.njit(**LENT)
 def _must_wait(run: Any, loop: Any) -> bool:
-    """Say whether a collection that must end before the run's own has not; a run that went on before is not held."""
+    """Say whether a collection that must end before the run's own has not; a run that ran before is not held."""
     if not run.carried:
         for k in range(loop.before_of[run.collection], loop.before_of[run.collection + 1]):
             if loop.left[loop.before[k]] > 0:
@@ -148,7 +148,7 @@ def _must_wait(run: Any, loop: Any) -> bool:
 
 @numba.njit(**LENT)
 def _hold(i: int, loop: Any) -> bool:
-    """Hold a run back that must wait for another collection; say whether it must."""
+    """Hold back a run that must wait for another collection; say whether it must."""
     if not _must_wait(loop.runs[i], loop):
         return False
     loop.runs[i].state = BLOCKED
@@ -159,7 +159,7 @@ def _hold(i: int, loop: Any) -> bool:
 
 @numba.njit(**LENT)
 def _release(loop: Any, now_us: int) -> None:
-    """Let the runs wait for a machine whose collections need wait for no other any more."""
+    """Queue the runs whose collections no longer have to wait for another."""
     held, kept = loop.held, 0
     for k in range(1, held[0] + 1):
         run = loop.runs[held[k]]
@@ -255,7 +255,7 @@ def _raise_to_usage(run: Any) -> None:
 
 @numba.njit(**LENT)
 def _add_to_sums(machine: Any, run: Any, foreseen: Any, together: bool, sign: float, now_us: int) -> None:
-    """Add a run to its machine's sums; ``sign`` -1 takes it out."""
+    """Add a run to its machine's sums; ``sign`` -1 removes it."""
     for r in range(2):
         machine.use[r] += sign * run.use[r]
         machine.limit[r] += sign * run.limit[r]
@@ -299,7 +299,7 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
             gone = first_victim(run, loop.machines[m], runs)
             if gone >= 0:
                 _stop(np.int64(gone), np.int64(PREEMPTED), loop, now_us)
-            else:  # rounding: the sums said that it just fits
+            else:  # rounding: by the sums it just fits
                 m = -1
     if m < 0:
         count_lacks(run, need, loop, failure)
@@ -526,7 +526,7 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
 
 @numba.njit(**LENT)
 def _change(change: Any, loop: Any, now_us: int) -> None:
-    """Change a machine: its capacity, whether it takes work, whether it is up. Runs on one that is down are stopped."""
+    """Change a machine: its capacity, whether it takes work, whether it is up. If it is down, its runs are stopped."""
     machine = loop.machines[change.machine]
     machine.up, machine.open = change.up, change.open
     for r in range(2):

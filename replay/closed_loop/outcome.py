@@ -57,7 +57,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "in reclaimed resources": (
         "Limits of the tasks on a machine above its capacity, summed over machines and slots, over the sum of all "
         "limits: the share of the workload that could not be there if every task were given its limit. Limits that "
-        "grow while a task runs are counted, too, so that it may pass nought without reclamation: that is the floor."
+        "grow while a task runs are counted, too, so that it may be above zero without reclamation: that is the floor."
     ),
     "peaks passed": (
         "Times of machines at which their tasks came to more, within the horizon, than was reserved for them: the "
@@ -66,13 +66,13 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "passed at once": "Times at which more than a tenth of the machines, and more than two, were passed.",
     "waiting": "Task-time spent waiting for a machine, over task-time waiting or running.",
     "delay": (
-        "From when a run wants nothing but a machine to its first placement; of one never placed, to the end of the "
+        "From when a run lacks only a machine to its first placement; for a run never placed, to the end of the "
         "period, or of the time in which it should have run."
     ),
     "waited for": (
         "Why tasks waited, by the slots they waited: most machines lacked CPU alone, memory alone, or both; they were "
         "too small for the task, or not such as its constraints ask for; or those with room held as many of its job as "
-        "may be on one. As it was when machines were last looked through for the task, or one that asks for no more."
+        "may be on one. The reason is that of the last search for the task, or for one that asks for no more."
     ),
     "wasted": "Task-time of batch work done for nothing, because it was stopped and began again, over all of batch.",
     "missed": "Task-time in which a service should have run and did not, over all in which it should.",

@@ -79,7 +79,7 @@ def draw(random: Any) -> None:
 
 @numba.njit(**LENT)
 def scores_no_less(run: Any, m: int, rooms: Any, need: Any, settings: Any, least: float) -> bool:
-    """Say whether a machine has room, and scores no less, for certain, by ``rooms`` alone; errs by saying no."""
+    """Say whether a machine certainly has room and scores no less, by ``rooms`` alone; errs by saying no."""
     upper = run.band > NON_PRODUCTION
     if not must_fit(rooms, FREE, m, need) or (upper and not must_fit(rooms, UNPROMISED, m, need)):
         return False
@@ -88,7 +88,7 @@ def scores_no_less(run: Any, m: int, rooms: Any, need: Any, settings: Any, least
         cpu, memory = min(cpu, rooms[UNPROMISED, m]), min(memory, rooms[UNPROMISED + 1, m])
     free_cpu, free_memory = (cpu - need[0]) / rooms[CAPACITY, m], (memory - need[1]) / rooms[CAPACITY + 1, m]
     stranding, leftover = settings.stranding, settings.leftover
-    error = 10 * SLACK * (2 * abs(stranding) + abs(leftover))  # of each share four times the slack at most
+    error = 10 * SLACK * (2 * abs(stranding) + abs(leftover))  # for each share, at most four times the slack
     above: bool = score(free_cpu, free_memory, stranding, leftover) - error >= least
     return above
 

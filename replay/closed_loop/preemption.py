@@ -1,4 +1,4 @@
-"""Preempts runs: the order in which they go, and the machine on which that costs least; compiled."""
+"""Preempts runs: the order of victims, and the machine on which preemption costs least; compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reclaim.replay.closed_loop.rooms import (
 from reclaim.training.margins.violation import overruns_in_kernel
 
 RANK_MAX, LOST_MAX = 2**31 - 1, 2**62
-"""Above all costs of preemption."""
+"""Larger than every cost of preemption."""
 
 
 @numba.njit(**LENT)
@@ -77,7 +77,7 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
         np.int64(CAPACITY if run.band > PRODUCTION else row),
         np.int64(UNPROMISED if run.band == PRODUCTION else CAPACITY),
     )
-    # by sums alone it is certain that a run fits where they tell ranks apart, and freed reservations add up
+    # sums alone decide that a run fits where they distinguish ranks and freed reservations add up
     adds_up = len(loop.foreseen.terms) == 0 and run.band <= PRODUCTION and run.rank < RANKS and run.per_machine <= 0
     anchors, foreseen = loop.anchors, loop.foreseen
     found, victims, n_certain = loop.found, loop.victims, 0
@@ -137,8 +137,8 @@ def cheapest(
 ) -> Any:  # fmt: skip
     """Return the cheapest of the best machine so far and ``n`` that are certain to make room, its rank and lost time.
 
-    As ``preemption_cost`` of one after the other. Their runs are read in turn, one of each machine: the records of one
-    are not waited for before those of the next are asked for.
+    Gives the result of ``preemption_cost`` for one after the other. Their runs are read in turn, one of each machine,
+    so that reads from memory overlap.
     """
     for k in range(n):
         of = victims[k]
@@ -183,7 +183,7 @@ def preemption_cost(
     together = len(foreseen.terms) > 0
     used_cpu, used_memory = machine.use[0], machine.use[1]
     if together:
-        for r in range(len(foreseen.spare)):  # one by one: a copy of arrays would count references
+        for r in range(len(foreseen.spare)):  # one by one: copying arrays would count references
             for k in range(foreseen.spare.shape[1]):
                 foreseen.spare[r, k] = foreseen.sums[m, r, k]
     freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0
@@ -218,7 +218,7 @@ def preemption_cost(
 def costs_no_less(
     anchor_us: int, m: int, rooms: Any, need: Any, rank: int, lost_us: int, settings: Any, now_us: int
 ) -> Any:
-    """Say whether making room on a machine is certain to cost no less, without a look at its runs; errs by saying no.
+    """Say whether making room on a machine certainly costs no less, without reading its runs; errs by saying no.
 
     Its highest victim has a higher rank, or the same one, and the first victim alone loses as much work.
     """

@@ -26,7 +26,7 @@ NO_REASON, CONSTRAINTS, TOO_LARGE, SPREAD, CPU, MEMORY, BOTH = range(7)
 REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory", "cpu_and_memory")
 """Reasons for waiting: no machine in service meets the constraints; the run is larger than every machine that does;
 those with room hold as many of its collection as may share one; most machines lack CPU alone, memory alone, or both.
-``none`` is a run that was stopped and not tried again yet."""
+``none`` is a run that was stopped and has not been tried again."""
 
 RUN = np.dtype(
     [
@@ -45,10 +45,10 @@ RUN = np.dtype(
     ]
 )  # fmt: skip
 """One run of a task, from its submission to its end; see ``workload.Workload``. ``varies`` says whether the limit
-is other than ``first_limit`` later. From ``ready_us`` on the run lacks nothing but a machine. ``offset_us`` is its
-progress when placed. A ``held`` run counts its limit where machines are foreseen together. ``next`` and ``previous``
-chain the runs of a machine in the order of preemption. ``carried`` runs
-were going on when the period began."""
+differs from ``first_limit`` later. From ``ready_us`` on the run lacks nothing but a machine. ``offset_us`` is its
+progress when placed. A ``held`` run counts its limit where machines reserve for all runs together. ``next`` and
+``previous`` chain the runs of a machine in the order of preemption. ``carried`` runs were in progress when the period
+began."""
 
 WAITING = np.dtype(
     [
@@ -73,8 +73,8 @@ MACHINE_STATE = np.dtype(
         ("least", "f8", (2,)), ("up_to_rank", "f8", (RANKS, 2)),
     ]
 )  # fmt: skip
-"""Sums over a machine's runs: ``reserved`` of reservations, or what is foreseen of them together; ``production`` of the
-limits of production; ``least`` of what each run adds to ``reserved`` at least, whatever else there is, and
+"""Sums over a machine's runs: ``reserved`` of reservations, or the prediction for all together; ``production`` of the
+limits of production; ``least`` of what each run adds at least to ``reserved``, whatever the others, and
 ``up_to_rank`` the same of non-production of at most each rank. ``lowest`` is the lowest rank among them."""
 
 CAPACITY, FREE, UNPROMISED, LOWEST, FREED = 0, 2, 4, 6, 7
@@ -91,8 +91,8 @@ FAILURE = np.dtype(
         ("allowed", "i8"), ("large", "i8"), ("cpu", "i8"), ("memory", "i8"), ("both", "i8"),
     ]
 )  # fmt: skip
-"""A search that found no machine, after ``at`` changes of rooms. Of the machines in service that its constraints allow
-``large`` ones could hold it if they were empty; of these some lack CPU alone, ``memory`` alone, or both."""
+"""A search that found no machine, after ``at`` changes of rooms. Of the machines in service that its constraints allow,
+``large`` could hold it if they were empty; of these some lack CPU alone, ``memory`` alone, or both."""
 
 TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start after the run's, of a ``carried`` run after the period's; mean CPU and
@@ -118,16 +118,15 @@ CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"
 """A machine's state from a time on."""
 
 MAKING: Final[dict[str, Any]] = LENT | {"_nrt": True}
-"""Options of the few compiled functions that make arrays. Arguments of all are made int64 where they would be of
-several kinds, as a constant or an int32 is, since a function is compiled again for each."""
+"""Options of the few compiled functions that make arrays. Arguments of several integer types, such as a constant or an
+int32, are converted to int64, since a function is compiled again for each type."""
 
 TOGETHER: Final = 128
 """Machines that a search looks at together, before those of them that may have room."""
 IN_TURN: Final = 16
-"""Machines whose runs are read in turn, one of each: the records of one are not waited for before those of the next
-are asked for."""
+"""Number of machines whose runs are read in turn, one of each, so that reads from memory overlap."""
 PREEMPTED_IN_TURN: Final = 8
-"""The same where costs of preemption are computed, of which few machines are left."""
+"""The same where costs of preemption are computed, for which few machines are left."""
 
 
 class LoopState(NamedTuple):
@@ -136,7 +135,7 @@ class LoopState(NamedTuple):
     runs: NDArray[Any]
     machines: NDArray[Any]
     rooms: NDArray[np.float32]
-    """Upper bounds of what machines have, for fast searches, shape (FREED + 2 * n_ranks, n_machines), the ranks
+    """Upper bounds of the room on machines, for fast searches, shape (FREED + 2 * n_ranks, n_machines), the ranks
     of non-production; -inf where nothing may be placed. A machine that is skipped by them certainly has no room."""
     changed: NDArray[Any]
     """The last changes of ``rooms``, of ``ROOM_CHANGE``, at their number modulo the length."""
@@ -144,7 +143,7 @@ class LoopState(NamedTuple):
     """Number of changes of ``rooms``, shape (1,)."""
     anchors: NDArray[np.int64]
     """Time at which each machine's first run, in the order of preemption, would have begun without a break, µs;
-    ``rooms.NO_ANCHOR`` where it is no batch work that can be preempted; shape (n_machines,)."""
+    ``rooms.NO_ANCHOR`` where it is not batch work that can be preempted; shape (n_machines,)."""
     failures: NDArray[Any]
     """Searches that found no machine, of ``FAILURE``, at a hash of what they asked for."""
     tape: NDArray[Any]
@@ -157,7 +156,7 @@ class LoopState(NamedTuple):
     random: NDArray[np.uint64]
     pending: NDArray[Any]
     served: NDArray[np.int64]
-    """Number of waiting runs that have been placed; and for each user how many had been at the user's last one."""
+    """Number of waiting runs that have been placed; and for each user that number at the user's last one."""
     left: NDArray[np.int64]
     """Number of runs of each collection that have not ended."""
     before: NDArray[np.int64]

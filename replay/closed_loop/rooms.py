@@ -1,4 +1,4 @@
-"""Room that machines have: for a run as they are, and bounds that rule most of them out of a search; compiled."""
+"""Room on machines: the current room for a run, and bounds that exclude most machines from a search; compiled."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from reclaim.training.margins.violation import SUM_ROUNDING, room_in_kernel
 
 _BOOLS: Final = ir.VectorType(ir.IntType(8), LANES)
 NO_ANCHOR: Final = -(2**62)
-"""Value for a machine whose first run loses no work when it is stopped, or is not one that is preempted."""
+"""Value for a machine whose first run loses no work when it is stopped, or cannot be preempted."""
 SLACK: Final = 1e-6
-"""Share of its capacity by which a machine's room is overstated: more than single precision loses."""
+"""Share of its capacity by which a machine's room is overstated: more than the rounding of single precision."""
 
 
 @numba.njit(**LENT)
@@ -56,8 +56,8 @@ def has_room(run: Any, machine: Any, need: Any) -> Any:
 def could_fit(run: Any, machine: Any, r: int, need: float) -> Any:
     """Say whether resource ``r`` might suffice without all that a run may preempt; by sums alone, errs towards yes.
 
-    Ranks above ``RANKS``, and what monitoring may preempt, are overstated. So is what can be freed on machines that are
-    foreseen together, where the other runs reserve at least their part of ``least``.
+    Ranks above ``RANKS``, and what monitoring may preempt, are overstated. So is what can be freed on machines that
+    reserve for all runs together, where the other runs reserve at least their part of ``least``.
     """
     freed, production = machine.capacity[r] * SUM_ROUNDING, 0.0  # sums in another order
     if run.band > PRODUCTION:
@@ -83,7 +83,7 @@ def holds_its_most(run: Any, machine: Any, runs: Any) -> Any:
 
 @numba.njit(**LENT)
 def ranks_of(rooms: Any) -> int:
-    """Return the number of ranks that rooms tell apart: those of non-production, up to ``RANKS``."""
+    """Return the number of ranks that rooms distinguish: those of non-production, up to ``RANKS``."""
     ranks: int = (len(rooms) - FREED) // 2
     return ranks
 
@@ -130,7 +130,7 @@ def may_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
 
 @numba.njit(**LENT)
 def must_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
-    """Say whether a machine has room for certain, by two neighbouring rows; errs by saying no."""
+    """Say whether a machine certainly has room, by two neighbouring rows; errs by saying no."""
     for r in range(2):
         if not rooms[row + r, m] - np.float32(4 * SLACK) * rooms[CAPACITY + r, m] >= np.float32(need[r]):
             return False
@@ -196,7 +196,7 @@ def those_that_may_fit(rooms: Any, masks: Any, rows: Any, mask: int, a: int, b: 
 
 @numba.njit(**LENT)
 def largest_room(loop: Any, most: Any) -> Any:
-    """Write the most that any machine has left of each resource into ``most``; return the lowest rank that runs on any.
+    """Write the most that any machine has left of each resource into ``most``; return the lowest rank running on any.
 
     A run of no higher a rank that needs more can neither be placed nor make room for itself.
     """

@@ -40,13 +40,13 @@ SETTINGS: Final = np.dtype(
         ("gives_way", "?"),
     ]
 )  # fmt: skip
-"""``Scheduling`` for compiled code, and for how long a run that was just placed keeps its limit."""
+"""``Scheduling`` for compiled code, and the time for which a run that was just placed keeps its limit."""
 
 _LONGEST_S: Final = 1e9
 """Longer than any trace: 31 years."""
 _CHANGES, _FAILURES = 16, 1 + 1_024
-"""Changes of machines that are kept besides one for every eight of them, since more cost as much as a search of all;
-and failed searches that are kept."""
+"""Changes of machines that are kept, in addition to one for every eight machines, since more cost as much as a full
+search; and failed searches that are kept."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Scheduling:
     policy: str = "hybrid"
     """Score of machines with room: one of ``placement.POLICIES``."""
     enough: int = 100
-    """Machines with room, or that can make room, that are scored before the best of them is taken."""
+    """Number of machines with room, or that can make room, that are scored before the best of them is taken."""
     checkpoint_s: float = 3_600.0
     """Stopped batch work goes back to the last whole multiple of this many seconds of its running time. With 0 it goes
     back to its beginning, or to where it was when the period began."""
     gives_way: bool = False
     """Preempts non-production, from the lowest priority up, as soon as more memory is reserved on a machine than it
-    has, before it runs out. Without it runs are stopped when it has."""
+    has, before it runs out. Without it runs are stopped once memory has run out."""
     seed: int = 1
     """Seed of the order in which machines are searched."""
 
@@ -103,7 +103,7 @@ class Outcome:
     ticks : structured array of ``records.TICK``, shape (n_slots,)
     kills : structured array of ``records.KILL``, in the order of their times
     held : Held
-        What came of holding the machines against the peaks of their runs.
+        Result of comparing the machines with the peaks of their runs.
     """
 
     workload: Workload
@@ -145,7 +145,7 @@ def simulate(
     by_machine : ByMachine or None
         An estimator of machines, by which they reserve for all runs on them together; ``reserved`` is its ``alone``.
     horizon_s : int or None
-        Time ahead for which machines are held against the peaks of their runs; None: they are not.
+        Time ahead for which machines are compared with the peaks of their runs; None: they are not.
     """
     scheduling = scheduling or Scheduling()
     order = np.random.default_rng(scheduling.seed).permutation(len(machines))  # of searches
@@ -166,7 +166,7 @@ def simulate(
     )  # fmt: skip
     runs, there, kills, at = loop.runs, loop.machines, loop.kills, np.zeros(2, np.int64)
     update_all_rooms(loop)
-    # runs that went on when the period began are placed before the first slot
+    # runs in progress when the period began are placed before the first slot
     pass_slot(loop, changes, at, workload.start_us, workload.start_us + 1)
     for t in range(n_slots):
         now_us = workload.start_us + t * slot_us
@@ -196,7 +196,7 @@ def _before_first_slot(
 ) -> LoopState:  # fmt: skip
     """Return the state of a cell on which nothing is placed yet, its machines in the order of searches."""
     runs = workload.runs.copy()
-    (tape,) = lent(workload.tape)  # as it is where another process has sent it
+    (tape,) = lent(workload.tape)  # read-only where another process has sent it
     kills = np.zeros(2 * len(runs) + 1, KILL)  # the first one counts the others
     kills[0]["run"] = 1
     of_lower_band = runs["rank"][runs["band"] == NON_PRODUCTION]
@@ -233,7 +233,7 @@ def _before_first_slot(
 
 
 def _held(workload: Workload, by_machine: ByMachine | None, horizon_s: int | None) -> HeldMachines | None:
-    """Return what holds machines against their peaks; None where nothing does."""
+    """Return the object that compares machines with their peaks; None where nothing does."""
     follows = by_machine is not None and by_machine.at_once is not None
     assert horizon_s is not None or not follows, "margins follow peaks within a horizon"
     return None if horizon_s is None else HeldMachines(workload.demand, horizon_s, workload.slot_s, by_machine)

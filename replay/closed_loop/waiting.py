@@ -1,4 +1,4 @@
-"""Runs that wait for a machine: their turns, why no machine takes them, and searches that must fail again; compiled."""
+"""Runs that wait for a machine: their order, why no machine takes them, and searches that must fail again; compiled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reclaim.replay.closed_loop.records import (
 from reclaim.replay.closed_loop.rooms import may_fit, ranks_of
 
 _RADIX_BITS: Final = 11
-"""Bits of a pass of a sort: its counts stay in the nearest cache."""
+"""Bits of a sort's pass: its counts stay in the nearest cache."""
 
 
 @numba.njit(**MAKING)
@@ -106,7 +106,7 @@ def count_lacks(run: Any, need: Any, loop: Any, failure: Any) -> None:
 
 @numba.njit(**LENT)
 def _recount(rooms: Any, upper: bool, failure: Any, sign: int) -> None:
-    """Count one machine as ``count_lacks`` does, by its first ``LOWEST`` rooms; ``sign`` -1 takes it out."""
+    """Count one machine as ``count_lacks`` does, by its first ``LOWEST`` rooms; ``sign`` -1 removes it."""
     need_cpu, need_memory = np.float32(failure.need[0]), np.float32(failure.need[1])
     if not rooms[CAPACITY] > 0:
         return
@@ -139,7 +139,7 @@ def waiting_reason(run: Any, failure: Any) -> int:
 
 @numba.njit(**LENT)
 def failure_of(run: Any, need: Any, loop: Any) -> Any:
-    """Return the place in ``loop.failures`` of searches for what a run asks; the first one for any that is not kept.
+    """Return the place in ``loop.failures`` of searches for a run's request; the first one for any that is not kept.
 
     A failure is not kept where it depends on which runs a machine holds: its collection's, or all of them.
     """

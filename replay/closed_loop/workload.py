@@ -134,7 +134,7 @@ class Workload:
         runs = np.concatenate([runs for runs, _ in parts])
         ends = np.concatenate([ends for _, ends in parts])
         predecessors = np.concatenate([self.predecessors + k * self._collections for k in range(len(parts))])
-        # a collection of which no run is taken has none that would have to end
+        # a collection without selected runs has no run that would have to end
         predecessors = predecessors[np.isin(predecessors, runs["collection"]).all(axis=1)]
         return replace(self, runs=runs, ends_out_of_memory=ends, predecessors=predecessors).in_order()
 
@@ -224,7 +224,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     n, stop = len(first), np.append(first[1:], len(rows))
     windows, last = seen.take(rows[first]), seen.take(rows[stop - 1])  # of each run
     carried = same_run[first] & (windows.start_us < start_us + slots.slot_us)
-    began_us = np.where(carried, start_us, windows.start_us)  # what the tape's times count from
+    began_us = np.where(carried, start_us, windows.start_us)  # origin of the tape's times
     tape = np.zeros(len(rows), TAPE)
     tape["from_us"] = seen.start_us[rows] - np.repeat(began_us, stop - first)
     memory = np.where(
@@ -247,7 +247,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     range_of_limit = [np.minimum.reduceat(tape["limit"], first), np.maximum.reduceat(tape["limit"], first)]
     runs["varies"] = (range_of_limit[0] != range_of_limit[1]).any(axis=1)
     runs["collection"] = np.unique(windows.collection_id, return_inverse=True)[1]
-    runs["user"] = np.unique(windows.user, return_inverse=True)[1]  # without users they are all of one
+    runs["user"] = np.unique(windows.user, return_inverse=True)[1]  # without users all belong to one
     runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id)
     tier = windows.tier.astype(np.int64)
     upper = [tier == TIERS.index("mon"), tier == TIERS.index("prod")]
@@ -379,7 +379,7 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WH
     Raises
     ------
     NoMachinesError
-        The trace does not tell of any machine with a capacity, the share has none of them, or none of those is in
+        The trace has no machine with a capacity, the share has none of them, or none of those is in
         service in the period.
     """
     recorded = _recorded_machines(dataset, start_us, stop_us, share)
@@ -397,7 +397,7 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WH
 def machines_at(dataset: Dataset, time_us: int, share: Share = WHOLE) -> CellMachines:
     """Return the machines of a dataset, or a share of them, that take work at a moment; there may be none.
 
-    Errors are those of ``machines_of``, but for the last.
+    Errors are those of ``machines_of``, except the last.
     """
     recorded = _recorded_machines(dataset, time_us, time_us + 1, share)
     return recorded.take(np.flatnonzero(recorded.in_service & recorded.state["open"]))
@@ -426,7 +426,7 @@ def _recorded_machines(dataset: Dataset, start_us: int, stop_us: int, share: Sha
     before = changes["at_us"] <= start_us
     known = changes[before]
     for name in ("up", "open", "capacity"):
-        state[name][known["machine"]] = known[name]  # of several changes of a machine the last one stays
+        state[name][known["machine"]] = known[name]  # of several changes of a machine the last one counts
     within = changes[~before & (changes["at_us"] < stop_us)]
     has_capacity = np.zeros(len(ids), np.bool_)
     has_capacity[changes["machine"][(changes["capacity"] > 0).all(axis=1)]] = True

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 EQUAL_DEFINITION: Final = (
     "The same comparison where both violate exactly the budget: at the one margin or price of all tasks and tiers at "
-    "which the test rows come to it, found in each resample anew. No service can set it. Resamples in which a curve "
+    "which the test rows come to it, found again in each resample. No service can set it. Resamples in which a curve "
     f"does not reach the budget are left out; of fewer than {LEAST_KNOWN:.0%} there is no interval and no verdict."
 )
 _ALIKE: Final = Interval(0.0, 0.0, 0.0)

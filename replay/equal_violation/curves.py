@@ -99,7 +99,7 @@ def draw_curve(sweeps: Sequence[Sweep], units: JudgedUnits) -> Curve:
 
 
 def report_curves(curves: Mapping[str, Curve], units: JudgedUnits, learned: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return of each curve its points, and at each rate its reclaimed share: interval, rank, share of the oracle's.
+    """Return, for each curve, its points, and at each rate its reclaimed share: interval, rank, share of the oracle's.
 
     ``lead`` compares the first contender at a rate with the second, ``ahead`` a learned one with the best other, both
     in the same resamples.

@@ -34,7 +34,7 @@ PLACES: Final = np.arange(TOP_RUNG + 1.0)
 """Places on the ladders of a learned estimator: all rungs."""
 
 UNGUARDED: Final = np.inf
-"""In place of an unknown bare answer; it is capped to the limit, as in ``margin.guarded``."""
+"""Value for an unknown bare answer; it is capped to the limit, as in ``margin.guarded``."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ class TaskRows:
 
         ``bare`` has the answers to every row of the history.
 
-        A sweep is no job of the engine: sending its rows to workers takes as much processor time here as the sweep
-        itself, at a million rows almost three times as much (``benchmarks/speed/open_loop.py --jobs``). Nor is it a
-        part of the fold of a bucket: its sums take 2 to 7 kB a collection and estimator, and those of all estimators
-        would be held at once.
+        A sweep is not a job of the engine: sending its rows to workers takes as much processor time as the sweep
+        itself, at a million rows almost three times as much (``benchmarks/speed/open_loop.py --jobs``). Nor is it part
+        of the fold of a bucket: its sums take 2 to 7 kB per collection and estimator, and those of all estimators would
+        be held at once.
         """
         violations = np.zeros((len(RESOURCES), self.n_units, len(bare.steps)))
         reclaimed = np.zeros_like(violations)

@@ -32,7 +32,7 @@ LIMIT: Final = "limit"
 SAMPLE_COLUMNS: Final = (MACHINE, s.TIME_US, TASK, USAGE, LIMIT)
 """Columns of the samples: ids (integers or text), microseconds, and usage and limit in any unit that they share."""
 _LATEST_US: Final = 2**62
-"""Times are below this, some 146,000 years, so that a horizon may be added to each."""
+"""Upper bound of times, some 146,000 years, so that a horizon can be added to each."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PeaksReport:
 
 
 def choose_predictors(names: tuple[str, ...] = (), *, oracle: bool = True) -> dict[str, Predictor]:
-    """Return the named predictors, or all where none is named; without those that see the future on demand.
+    """Return the named predictors, or all where none is named; on demand without those that see the future.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def _described(value: Any) -> Any:
 
 
 def _machines(path: Path, file: pq.ParquetFile, machine_type: pa.DataType) -> Iterator[tuple[int, pa.Table]]:
-    """Return the rows of each machine, with the number of the first; SchemaError where one comes back."""
+    """Return the rows of each machine, with the number of the first; SchemaError where a machine appears twice."""
     schema = pa.schema([(MACHINE, machine_type), (s.TIME_US, pa.int64()), (TASK, pa.string()),
                         (USAGE, pa.float64()), (LIMIT, pa.float64())])  # fmt: skip
     seen: set[Any] = set()
@@ -244,7 +244,7 @@ def _cut(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _cast(path: Path, row: int, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns in the types that are worked with; SchemaError where a value is null or does not fit."""
+    """Return the columns in the types used here; SchemaError where a value is null or does not fit."""
     columns = []
     for field in schema:
         column = table[field.name]

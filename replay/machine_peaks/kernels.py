@@ -92,7 +92,7 @@ def _interpolated(ascending: Any, n: int, percentile: float) -> float:
 
 @numba.njit(**CACHED)
 def _insert(ascending: Any, n: int, value: float) -> None:
-    """Put a value among the first ``n``, which are in order."""
+    """Insert a value among the first ``n``, which are in order."""
     k = n
     while k > 0 and ascending[k - 1] > value:
         ascending[k] = ascending[k - 1]

@@ -42,7 +42,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class MachineSamples(TaskSamples):
-    """Samples of one machine, with what predictors share of them."""
+    """Samples of one machine, with values that predictors share."""
 
     _known: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
@@ -65,7 +65,7 @@ class MachineSamples(TaskSamples):
         """Return the samples with stand-ins where a task misses at most ``gap`` snapshots between two records.
 
         The record before a gap stands in for those missing, in the histories and ages of the records after it alone: in
-        no total, and not at the times of the gap, at which its end is not known. Computed once.
+        no total, and not at the times of the gap, when its end is not known yet. Computed once.
         """
         key = ("bridged", gap)
         if key not in self._known:
@@ -83,7 +83,7 @@ class MachineSamples(TaskSamples):
     def ratios(self, history: int, warm_up: int) -> tuple[Floats, Ids]:
         """Return usage over limit of the warm tasks together over the last snapshots, and of how many there is one.
 
-        Shapes (T, history), the newest last, and (T,): only so many at the end of a row say something. A task that was
+        Shapes (T, history), the newest last, and (T,): only that many at the end of a row are valid. A task that was
         not yet there is left out of both sums; 0 where no limit is left. Computed once.
         """
         key = ("ratios", history, warm_up)
@@ -281,7 +281,7 @@ class Bridged(Predictor):
     """A predictor that forgives a task ``gap`` missing snapshots in a row: its record before them stands in.
 
     To the simulator a task that misses one snapshot has left, and counts with its limit for ``warm_up`` snapshots after
-    it is back. A record lost on the way to the predictor says nothing of the task.
+    it is back. A record lost on its way to the predictor does not mean that the task has left.
     """
 
     of: Predictor
@@ -310,7 +310,7 @@ class BetaQuantile(Predictor):
     Assumed here: the quantile, which turns the probability around, and its level; in place of a node's recent
     utilisation of its capacity, the ratios of N-sigma over a shorter history. Level and history are among the better of
     a few on composed cells. The plugin's other half, the limit risk (``DefaultRiskLimitWeight``, 0.5), compares limits
-    with capacity, and foresees no usage.
+    with capacity, and does not predict usage.
     """
 
     level: float = 0.99
@@ -353,12 +353,12 @@ class Coach(Predictor):
     in the window exceeds the guarantee by. A server holds the sum of the guarantees and the largest, over the windows,
     of the sum of what exceeds them.
 
-    Of the paper are the split, the windows and the percentile, as they are remembered beyond its abstract, not
-    verified. Assumed here: each task is foreseen from its own past (Coach learns from earlier virtual machines, and
-    predicts in steps of 5 %), by all its usage over limit in the window so far, times its limit now; a window in which
-    it was not seen on an earlier day has all its usage. Only the window of now and the ``ahead`` next ones count, in
-    which a peak within some hours lies; with 5 of them it is the whole day, as where Coach places a virtual machine.
-    A ``guaranteed`` percentile of 0 leaves next to nothing guaranteed, and the windows alone with ``oversubscribed``.
+    The split, the windows and the percentile are the paper's, recalled beyond its abstract, not verified. Assumed here:
+    each task is predicted from its own past (Coach learns from earlier virtual machines, and predicts in steps of 5 %),
+    by all its usage over limit in the window so far, times its limit now; a window in which it was not seen on an
+    earlier day has all its usage. Only the window of now and the ``ahead`` next ones count, in which a peak within some
+    hours lies; with 5 of them it is the whole day, as where Coach places a virtual machine. A ``guaranteed`` percentile
+    of 0 leaves next to nothing guaranteed, and the windows alone with ``oversubscribed``.
     """
 
     guaranteed: float = 95.0
@@ -432,6 +432,6 @@ PREDICTORS: Final[Mapping[str, Predictor]] = {
     "coach_day_p99": Bridged(Coach(guaranteed=0.0, oversubscribed=99.0, ahead=5)),
 }
 """Predictors by the name that reports use. With samples every 5 minutes: a history of 10 hours, where the name says
-nothing else, and 2 hours until a task is warm (the paper's settings as they are remembered, not verified); Trimaran's
+nothing else, and 2 hours until a task is warm (the paper's settings as recalled, not verified); Trimaran's
 has 2 hours of both. Coach's of the day take all its windows, for a horizon of 24 hours. Neither Trimaran nor Coach
 forgets a task for a lost record, so theirs are bridged."""

@@ -22,7 +22,7 @@ FEW: Final = 10
 """Of fewer units than these an interval is too narrow: of 9 normal ones, one of 95 % holds the truth in 90 %."""
 
 LEAST_KNOWN: Final = 0.9
-"""Least share of the resamples that have a value: an interval of the others alone would be of a chosen few."""
+"""Least share of the resamples that must have a value: otherwise the interval would describe a selection."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Bootstrap:
 
     @classmethod
     def of(cls, config: ComparisonConfig) -> Self:
-        """Return the one that settings ask for."""
+        """Return the bootstrap of the settings."""
         return cls(config.draws, config.seed, config.confidence)
 
     def sums(self, unit_sums: NDArray[np.float64]) -> NDArray[np.float64]:

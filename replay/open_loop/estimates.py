@@ -1,4 +1,4 @@
-"""Asks estimators about every row of a dataset, and sets their settings and margins on the validation rows.
+"""Runs estimators over every row of a dataset, and sets their settings and margins on the validation rows.
 
 Every experiment begins with ``estimate_all``; margins are then replayed from the answers it returns.
 """
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 LIMIT: Final = "limit"
 """The estimator that takes no margin: it reserves the limit."""
 TUNED_ROWS: Final = 150_000
-"""Validation rows that settings are chosen by, about: 150 of them may violate at a budget of 0.1 %. Of a larger dataset
-the first buckets are taken; tasks fall into buckets by their collection's hash."""
+"""Approximate number of validation rows that settings are chosen by: 150 of them may violate at a budget of 0.1 %. Of a
+larger dataset the first buckets are taken; tasks fall into buckets by their collection's hash."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def estimator_makers(
 ) -> dict[str, Callable[[], Estimator]]:
     """Return a factory of each estimator without margin; a learned one is as served, with the horizon of ``config``.
 
-    ``mean_limit`` is that of the dataset replayed. A model of several datasets, whose units differ, takes none, but for
-    a portable one. Statistical estimators have the settings of ``tunings``, the published ones where it
+    ``mean_limit`` is that of the dataset replayed. A model of several datasets, whose units differ, takes none, unless
+    it is portable. Statistical estimators have the settings of ``tunings``, the published ones where it
     has none.
     """
     makers: dict[str, Callable[[], Estimator]] = {
@@ -200,7 +200,7 @@ class CandidateFold:
     def choose(self, horizon_s: int, budgets: Budgets | None = None, engine: Engine = HERE) -> dict[str, Tuning]:
         """Return the settings of each estimator that reclaim most within the budgets at a horizon; none without rows.
 
-        Of no rows, the margins say what is wrong.
+        Without rows, setting the margins raises the error.
         """
         if not (self.answers and len(self.windows)):
             return {}
@@ -228,9 +228,9 @@ def set_margins(
 ) -> Calibration:
     """Set an estimator's margins or prices on the validation rows.
 
-    It is no job of the engine: sending the rows to workers takes about as much processor time here as the search itself
-    (``benchmarks/speed/open_loop.py --jobs``). They are here in any case, because prices that follow and sums of
-    machines go over those of all buckets in the order of time.
+    It is not a job of the engine: sending the rows to workers takes about as much processor time as the search itself
+    (``benchmarks/speed/open_loop.py --jobs``). All rows are in this process in any case, because prices that follow and
+    sums of machines read those of all buckets in the order of time.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def set_margins(
     by_tier : bool
         Whether each tier keeps the budgets for itself.
     given : tuple of float or None
-        Of ``calibrate``: what is known without a budget.
+        As for ``calibrate``: prices that are known without a budget.
     """
     history = period.history
     valid = np.flatnonzero(history.period == VALID)

@@ -32,7 +32,7 @@ from reclaim.training.models.estimator import ForecastEstimator
 Maker = Callable[[], Estimator]
 
 ROWS_PER_CALL: Final = 65_536
-"""Rows given to an estimator at once; bounds the memory of a learned one, 2 kB of curves a row."""
+"""Rows passed to an estimator at once; bounds the memory of a learned one, 2 kB of curves a row."""
 _NEXT_S: Final = 300
 """The shortest horizon, in seconds: the next window."""
 
@@ -122,7 +122,7 @@ def fold_bucket(job: Bucketful) -> Judged:
     mine = job.share.rows(windows)
     judged = (labels.period != TRAIN) & (labels.group != IN_ALLOC) & mine
     before = previous[judged & (previous >= 0)]
-    judged[before[mine[before]]] = True  # one on a machine that is not judged was of another run
+    judged[before[mine[before]]] = True  # a window on a machine that is not judged belonged to another run
     keep = np.flatnonzero(judged)
     target, next_target = _targets(labels, job.horizon_s)
     history = History(
@@ -172,7 +172,7 @@ def fold_before_test(
 def _answer(estimator: Estimator, windows: Windows, keep: NDArray[np.int64], x: NDArray[np.float32] | None) -> Answers:
     """Return a fresh estimator's answers to the kept windows of a bucket.
 
-    ``x`` has their features, which are what an estimator that forecasts would fold itself.
+    ``x`` has their features, equal to those that a forecasting estimator would fold itself.
     """
     if isinstance(estimator, ForecastEstimator):
         assert x is not None

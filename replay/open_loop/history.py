@@ -16,7 +16,7 @@ from reclaim.training.estimators.base import MODEL, Estimate
 
 @dataclass(frozen=True)
 class History:
-    """Rows of a dataset on which estimators are judged, with what came after each.
+    """Rows of a dataset on which estimators are judged, with the usage after each.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Foresees the machines of a replayed cell by a model's estimator, with margins set on validation peaks."""
+"""Predicts the machines of a replayed cell with a model's estimator, with margins set on validation peaks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Kept = Callable[[Mapping[str, Price | Margin]], NDArray[np.bool_]]
 """Says by resource whether settings keep a budget."""
 
 FITTED, UNFITTED = KINDS = ("machine", "bound")
-"""Of a model's two estimators of machines, what stands behind its name: the one it comes with, and the bound that needs
-no fit, on the same forecasts."""
+"""Suffixes of a model's name for its two estimators of machines: the one it comes with, and the bound that needs no
+fit, on the same forecasts."""
 BY_MACHINE_DEFINITION: Final = (
     "Their margins keep the budgets as shares of machines' times, not of task-windows, on the machines of the "
     "validation period. `NAME (sum)` sums an estimator's reservations of tasks under the least margin or price "
@@ -54,10 +54,10 @@ IN_A_LOOP_DEFINITION: Final = (
 )
 """The same in a closed loop."""
 _IN_A_LOOP: Final[Mapping[str, float]] = {f"{FITTED}, following": 1.0, f"{FITTED}, held": AT_ONCE}
-"""The same behind that of an estimator of machines whose margins follow the machines of a closed loop, and the share
-of them that may pass at once."""
+"""Suffixes of an estimator of machines whose margins follow the machines of a closed loop, with the share of them that
+may exceed their reservation at once."""
 _SUM: Final = " (sum)"
-"""Behind the name of an estimator of tasks whose reservations are summed."""
+"""Suffix of an estimator of tasks whose reservations are summed."""
 _HALVINGS: Final = 40
 """Steps of the search for a setting: to a millionth of a millionth of the range."""
 
@@ -82,7 +82,7 @@ class Foreseer:
 
     @property
     def estimator(self) -> MachineEstimator:
-        """The estimator that the model comes with, in the unit of the dataset."""
+        """The model's own estimator, in the unit of the dataset."""
         return self.bundle.machine_estimator(horizon_s=self.horizon_s, mean_limit=self.features.mean_limit)
 
     def terms(self, rows: Ids) -> Floats:
@@ -158,7 +158,7 @@ class ValidationMachines:
         """Return the margins or prices of tasks with which sums of reservations keep the budgets of machine peaks.
 
         The budgets are shares of machines' times. Each setting is the least that keeps its budget on the validation
-        rows, per resource; the highest there is where no machine is known.
+        rows, per resource; the highest setting where no machine is known.
         """
         mine, windows = answers.take(self.rows), history.windows.take(self.rows)
 
@@ -175,7 +175,7 @@ class ValidationMachines:
 def least_settings(
     answers: Answers, budgets: Budgets, kept: Callable[[str, float, Mapping[str, Price | Margin]], NDArray[np.bool_]]
 ) -> Mapping[str, Price | Margin]:
-    """Return the least margins or prices that keep the budgets, by margin; the highest there are where none does.
+    """Return the least margins or prices that keep the budgets, by margin; the highest ones where none does.
 
     ``kept`` says by resource whether a named margin and a budget are kept by settings.
     """
@@ -189,7 +189,7 @@ def least_settings(
 def least_score(answers: Answers, kept: Kept, others: Mapping[str, Floats]) -> Floats:
     """Return the least score of a margin whose settings are ``kept``; shape (n_resources,).
 
-    The highest there is where none is. ``others`` are the scores of other margins: they stay where an estimator has
+    The highest score where none is. ``others`` are the scores of other margins: they stay where an estimator has
     answers of its own for each budget. Else all have the same score.
     """
     own = isinstance(answers, Widened) and not answers.is_alike
@@ -209,8 +209,8 @@ def curves_of(
     """Return a model's curves of a kind with the margins of validation peaks.
 
     The model's own margins where there are too few peaks for the smallest budget. Peaks up to ``learned_until_us``
-    (``Bundle``) set no margin of a location that was fitted to them: they lie too near it. Its own margins are of peaks
-    that it was not fitted to.
+    (``Bundle``) set no margin of a location that was fitted to them: they lie too near it. The model's own margins were
+    set on peaks that it was not fitted to.
     """
     curves = estimator.curves if kind == FITTED else BOUND
 

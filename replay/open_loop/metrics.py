@@ -221,7 +221,7 @@ def _add_rows(
                 sums[EPISODES] += 1.0
         if before >= 0:
             moved = abs(reservation[i] - reservation[before]) / granted
-            if moved > CHANGE:  # not where the one before is unknown
+            if moved > CHANGE:  # not where the row before is unknown
                 sums[CHANGES] += 1.0
                 sums[MOVED] += moved
         if np.isfinite(next_target[i]):

@@ -22,7 +22,7 @@ RECLAIMED: Final = "reclaimed_share"
 VIOLATION: Final = "violation_rate"
 
 USUAL: Final = Bootstrap(draws=1_000, seed=1, confidence=0.95)
-"""Resampling of the comparison of recorded replays that were not all run with the same."""
+"""Resampling for comparisons of recorded replays that were run with different ones."""
 
 BETTER: Final = "better"
 WORSE: Final = "worse"

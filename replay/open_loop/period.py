@@ -27,7 +27,7 @@ SEQUENCE: Final = ("baseline", "aggressive", "medium", "baseline")
 
 @dataclass(frozen=True)
 class Groups:
-    """The test rows grouped by all that scores are split by, so that one pass over the rows serves every split.
+    """The test rows grouped by all keys that scores are split by, so that one pass over the rows serves every split.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]], share
             f"0 of {len(test)} task-windows of the test period have a whole horizon after them, expected at least 1; "
             "replay a longer trace or a shorter horizon"
         )
-    windows = replace(history.windows, usage=history.windows.usage[:, :0]).take(test)  # a third less to copy
+    windows = replace(history.windows, usage=history.windows.usage[:, :0]).take(test)  # copies a third less
     slots = timeline.lay_out(windows)
     end_slot = (history.windows.end_us - slots.first_us) // slots.slot_us
     inner_edges = [first for first, _ in segment_slots(slots)[1:]]

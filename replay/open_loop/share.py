@@ -26,17 +26,17 @@ class Share:
 
     @classmethod
     def within(cls, features: FeatureSet, rows: int) -> Share:
-        """Return the one that leaves about as many rows of the validation and the test period."""
+        """Return the share that leaves about that many rows of the validation and the test period."""
         counts = features.manifest["rows"]
         judged = sum(counts[PERIODS[p]][name] for p in (VALID, TEST) for g, name in enumerate(GROUPS) if g != IN_ALLOC)
         return cls(min(rows / max(judged, 1), 1.0))
 
     def rows(self, windows: Windows) -> NDArray[np.bool_]:
-        """Return which rows are of it; shape (n,)."""
+        """Return which rows belong to it; shape (n,)."""
         return self._drawn(*machine_or_task(windows))
 
     def machines(self, machine_id: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which machines are of it; shape (n,)."""
+        """Return which machines belong to it; shape (n,)."""
         return self._drawn(machine_id, machine_id)
 
     def _drawn(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -44,4 +44,4 @@ class Share:
 
 
 WHOLE: Final = Share()
-"""The share that is everything."""
+"""The share that selects everything."""

@@ -75,7 +75,7 @@ class SlotGrid:
 
     @cached_property
     def occupied(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The pair of a place and a slot that each row is of, shape (n,), and the slot of each pair, shape (n_pairs,).
+        """The pair of a place and a slot of each row, shape (n,), and the slot of each pair, shape (n_pairs,).
 
         Pairs without a row are left out: where tasks are short and each is a place of its own, almost all are.
         """
@@ -118,7 +118,7 @@ def lay_out(windows: Windows) -> SlotGrid:
 def cell_sums(values: NDArray[np.float64], slots: SlotGrid) -> NDArray[np.float64]:
     """Sum values over the whole cell, slot by slot; from shape (n, n_resources) to (count, n_resources).
 
-    Unknown values count as nothing.
+    Unknown values count as zero.
     """
     weighted = np.nan_to_num(values) * slots.weight[:, None]
     return sums_by(slots.slot, weighted, slots.count)

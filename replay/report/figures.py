@@ -26,7 +26,7 @@ MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
 SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
 
 SHOWN: Final = 9
-"""Estimators in the first chart of a page: the tables have all."""
+"""Number of estimators in the first chart of a page: the tables have all."""
 KIND_COLOURS: Final = {LEARNED: "#0072B2", STATISTICAL: "#D55E00", LEARNED_MACHINE: "#009E73", SUM_OF_TASKS: "#B5799F"}
 _NAMES: Final = {"limit": "no reclamation"}
 

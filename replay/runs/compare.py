@@ -20,9 +20,9 @@ from reclaim.training.tracking.runs import RunRecord
 _KINDS: Final = (*COMPARED, "limit", ORACLE)
 """Order of the contenders in a table; other kinds come last."""
 _SAME_QUESTION: Final = ("estimators", "draws", "confidence", "seed")
-"""Settings that do not change the question: of runs that differ in these alone the newest is shown."""
+"""Settings that do not change the question: of runs that differ only in these the newest is shown."""
 _NO_COLUMN: Final = ("horizon_s", "estimators", "draws", "confidence")
-"""Settings that become no column: the horizon has one already, the others do not affect a contender's numbers."""
+"""Settings without a column: the horizon has one already, the others do not affect a contender's numbers."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def _members(record: RunRecord, single: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _settings(record: RunRecord) -> dict[str, str]:
-    """Return the settings of a run's experiment by dotted name, but those among its words."""
+    """Return the settings of a run's experiment by dotted name, except those among its words."""
     names = flatten(asdict(load_experiment(record.experiment).config()))
     return {name: record.params[name] for name in names if name in record.params and name not in words_of(record)}
 
 
 def _question(record: RunRecord) -> tuple[object, ...]:
-    """Return all that separates a run from other runs, its age and ``_SAME_QUESTION`` aside."""
+    """Return everything that distinguishes a run from other runs, except its age and ``_SAME_QUESTION``."""
     asked = tuple((name, value) for name, value in _settings(record).items() if name not in _SAME_QUESTION)
     return record.experiment, dataset_of(record)[1], tuple(words_of(record).items()), asked
 

@@ -177,7 +177,7 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
         if members is None:
             groups.append((key, found, [record]))
         elif chosen.named or all(m.tags["estimator"] != record.tags["estimator"] for m in members):
-            members.append(record)  # of unnamed runs the newest alone: their other settings change no sums
+            members.append(record)  # of unnamed runs only the newest: their other settings change no sums
     for (margin, *_), _, members in groups:
         parents = {m.tags[TAG_PARENT] for m in members}
         beside = [r for r in chosen.recorded if r.tags[TAG_PARENT] in parents and r.tags["margin"] == margin]

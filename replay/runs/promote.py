@@ -36,7 +36,7 @@ from reclaim.training.tracking.runs import ModelVersion
 
 _COLUMNS: Final = ("margin", "budget", "resource", "reclaimed", "champion", "difference", "low", "high", "verdict")
 _SHARES: Final = frozenset({"budget", "reclaimed", "champion", "difference", "low", "high"})
-_FORCE: Final = "--force promotes it all the same"
+_FORCE: Final = "--force promotes it anyway"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Promotion:
 
     @property
     def refused(self) -> bool:
-        """True if the version is not served after all."""
+        """True if the version is not served."""
         return not self.moved and self.version != self.before
 
     @property
@@ -82,8 +82,8 @@ def promote(
 
     Both have prices set again on the validation rows, at the budgets that the candidate was trained for, so that they
     violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
-    version of a name is compared with the built-in model, or with none where no dataset is named. A champion of
-    another release cannot be asked, and the built-in model is in its place. No test row is read.
+    version of a name is compared with the built-in model, or with none where no dataset is named. A champion of another
+    release cannot be evaluated, and the built-in model takes its place. No test row is read.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _moved(found: ModelVersion, before: str | None, why: str, rows: list[dict[st
 
 
 def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) -> list[dict[str, Any]]:
-    """Return ``Promotion.comparison``; nothing of a resource that was not measured."""
+    """Return ``Promotion.comparison``; a resource that was not measured has no row."""
     models = {"candidate": candidate, "champion": champion}
     asked, rows = zip(*(compared_on(models, source.features, _FORCE) for source in sources), strict=True)
     settings: Mapping[str, Any] = candidate.trained.get("settings", {})
@@ -185,7 +185,7 @@ def _answered(
     config: ReplayConfig, model: Mapping[str, Bundle], sources: Sequence[Source], x: NDArray[np.float32],
     windows: Windows,
 ) -> Priced:  # fmt: skip
-    """Return what a model says of the validation rows of one source, on which it was not fitted."""
+    """Return a model's answers to the validation rows of one source, on which it was not fitted."""
     (make,) = estimator_makers(config, model, mean_limit_of(sources)).values()
     estimator = make()
     assert isinstance(estimator, ForecastEstimator)

@@ -14,17 +14,18 @@ from reclaim.training.tracking.runs import DatasetFacts, RunRecord
 
 FINISHED: Final = "FINISHED"
 TAG_INPUTS: Final = "inputs_sha256"
-"""Tag that ties a run to all that decided its results."""
+"""Tag that identifies everything that decided a run's results."""
 TAG_PARENT: Final = "whole_experiment"
 """Tag of a run of one contender: id of the run of the whole experiment."""
 TAG_WORDS: Final = "told_apart_by"
-"""Tag of a run of one contender: names of the tags that tell it from its neighbours, with commas between them."""
+"""Tag of a run of one contender: names of the tags that distinguish it from its neighbours, with commas between
+them."""
 TAG_PLACE: Final = "place"
 """Tag of a run of one contender: its place in the table of the experiment, from 0."""
 TAG_TASKS: Final = "estimator_of_tasks"
 """Tag of a run of a contender whose margins keep budgets of machines: the estimator of tasks that it rests on."""
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
-"""Characters that MLflow has no name of a metric or a parameter with."""
+"""Characters that MLflow does not allow in the name of a metric or a parameter."""
 
 
 def record(experiment: Experiment, report: ReplayReport) -> str:
@@ -77,7 +78,7 @@ def horizon_of(run: RunRecord) -> str:
 
 
 def model_tags(results: Results, estimator: str) -> dict[str, str]:
-    """Return which model a contender is, or rests on, under fixed or online margins; nothing where it is none."""
+    """Return which model a contender is, or depends on, under fixed or online margins; nothing where there is none."""
     models = results.get("models", {})
     facts = models.get(estimator.removesuffix(ONLINE), models.get(rests_on(estimator), {}))
     return {f"model.{name}": value for name, value in facts.items() if value is not None}
@@ -109,7 +110,7 @@ def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[st
 
 
 def _allowed(name: str) -> str:
-    """Return a name without what MLflow refuses in one: some characters, and steps of a path that lead elsewhere."""
+    """Return a name without what MLflow refuses: some characters, and parts of a path that lead elsewhere."""
     return "/".join(part for part in _NOT_ALLOWED.sub("", name).split("/") if part not in ("", ".", ".."))
 
 

@@ -98,8 +98,9 @@ def run_experiment(
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
     if features.role == "train":
         raise ConfigError(
-            f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
-            f"`reclaim features {dataset} --set split.role=all`, and train again; or `test` if it never was trained on"
+            f"{dataset}: its features were built with split.role=train, so it has no test period; build them with one, "
+            f"`reclaim features {dataset} --set split.role=all`, and train again; or with `test` if no model was "
+            f"trained on it"
         )
     bundles = {name: judged_on(name, bundle, features) for name, bundle in bundles.items()}
     inputs = _inputs(experiment, opened, features, config, bundles)
@@ -109,7 +110,7 @@ def run_experiment(
         remove_left_behind(out)
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
-        with replaced_folder(out) as folder:  # before anything is measured: a place that cannot be written ends it here
+        with replaced_folder(out) as folder:  # before anything is measured: fails here if the place cannot be written
             source = Source(opened, features, bundles, seconds, engine=engine)
             measured = experiment.measure(source, config)
             made = {
@@ -169,7 +170,7 @@ def write_folder(experiment: Experiment, results: Results, folder: Path, write: 
 
 
 def _with_few_collections(measured: Measured) -> dict[str, str]:
-    """Return the definitions, with one of few collections where intervals depend on few."""
+    """Return the definitions, with one about few collections where intervals depend on few."""
     definitions, count = dict(measured.definitions), measured.results.get("dataset", {}).get("test_collections")
     if "interval" not in definitions or count is None or count >= FEW:
         return definitions
@@ -197,7 +198,7 @@ def _inputs(
 
 
 def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
-    from reclaim.training.bundle import price_facts  # loaded already, as there is one
+    from reclaim.training.bundle import price_facts  # already loaded
 
     # a model is identified by its answers: its files may differ from one saving to the next
     asked = np.random.default_rng(0).random((256, N_FEATURES), np.float32)
@@ -219,7 +220,7 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
 
 
 def _model_facts(bundle: Bundle) -> dict[str, str | None]:
-    """Return which model it was; None for what is not known of one that was not loaded."""
+    """Return which model it was; None for facts that are unknown because it was not loaded."""
     origin, kind = bundle.origin, {"kind": bundle.kind}
     if origin is None:
         return {**kind, **dict.fromkeys(("name", "version", "run_id", "reference"))}
@@ -252,14 +253,14 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
     if there != inputs:
         own, other = ({**of, **flatten({"config": of.get("config", {})}), "config": None} for of in (inputs, there))
         differing = sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key))
-        if "experiment" in differing:  # whose settings have other names
+        if "experiment" in differing:  # an older release's settings have other names
             differing = ["experiment"]
         raise ConfigError(f"{out}: holds a replay that differs in {', '.join(differing)}; {remedy}")
     return dict(results)
 
 
 def _command(experiment: Experiment, dataset: Dataset, config: ComparisonConfig, bundles: Mapping[str, Bundle]) -> str:
-    """Return the command that repeats the experiment, of the same versions of its models."""
+    """Return the command that repeats the experiment with the same versions of its models."""
     default = flatten(asdict(experiment.config()))
     words = [f"reclaim {experiment.words}", shlex.quote(dataset.path.name), "--out DIR"]
     of = [bundle.origin for bundle in bundles.values()]
@@ -272,14 +273,14 @@ def _reference(origin: ModelLocation | None) -> str:
     if origin is None:
         return "NAME@ALIAS"
     if origin.builtin:
-        return BUILTIN  # no registry has its version
+        return BUILTIN  # not in a registry
     return origin.label if origin.registered else shlex.quote(origin.source)
 
 
 def _setting(value: object) -> str:
     if isinstance(value, tuple):
         return "'" + json.dumps(value) + "'"
-    return json.dumps(value) if isinstance(value, bool) else str(value)  # as TOML spells them
+    return json.dumps(value) if isinstance(value, bool) else str(value)  # as in TOML
 
 
 def _dataset_facts(dataset: Dataset, features: FeatureSet) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Keeps a model from rows that it learned from: refuses tests, and leaves earlier rows to its held-out forecaster."""
+"""Keeps a model from rows that it learned from: refuses tests, leaves earlier rows to its held-out forecaster."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Learned:
-    """A dataset that a model, or its prior, learned from, beside one that it is asked about.
+    """A dataset that a model, or its prior, learned from, compared with the one in question.
 
     Attributes
     ----------
     facts : mapping
-        What the bundle has of it.
+        The bundle's facts of it.
     of_prior, same : bool
         Whether the prior learned from it; whether it is the dataset in question, by its fingerprint.
     in_validation, in_test : bool
-        Whether it is another one that has windows of these periods, too.
+        Whether it is another dataset that also has windows of these periods.
     """
 
     facts: Mapping[str, Any]
@@ -49,7 +49,7 @@ class _Learned:
 
 
 def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
-    """Return a model as a replay of a dataset asks it: of rows that it learned from, its held-out forecaster.
+    """Return a model for a replay of a dataset: its held-out forecaster answers for rows that it learned from.
 
     A bundle without a record of what it learned from passes.
 
@@ -65,7 +65,7 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
     Raises
     ------
     ConfigError
-        It was fitted, stopped, levelled or calibrated on rows that are tested here, or fitted on those that margins are
+        It was fitted, stopped, priced or calibrated on rows that are tested here, or fitted on those that margins are
         set on.
     """
     begins_us, tests_us = features.cuts_us
@@ -84,7 +84,7 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
         then = f"train it with another one, or with `--set prior={NO_PRIOR}`" if one.of_prior else remedy
         if one.in_test:
             raise ConfigError(
-                f"{path}: {whose} was trained or tuned on windows that are to be tested here, too, as part of the "
+                f"{path}: {whose} was trained or tuned on windows that are also to be tested here, as part of the "
                 f"dataset {facts['name']}; {then}"
             )
         if one.same and "tuned_until_us" in facts:
@@ -110,7 +110,7 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
 def compared_on(
     models: Mapping[str, Bundle], features: FeatureSet, remedy: str
 ) -> tuple[dict[str, Bundle], NDArray[np.int64]]:
-    """Return models as validation rows of a dataset ask them, and those of its rows that none was fitted on.
+    """Return models for validation rows of a dataset, and those of its rows that none was fitted on.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _learned_from(name: str, bundle: Bundle, features: FeatureSet) -> list[_Lear
     samples = [() if mine else facts.get(SEEN, ()) for (facts, _), mine in zip(every, same, strict=True)]
     if any(SEEN not in facts and not mine for (facts, _), mine in zip(every, same, strict=True)):
         log.warning(
-            "%s: %s is of a release that kept no samples of what models learned from, so it cannot be told whether it "
+            "%s: %s is of a release that kept no samples of what models learned from, so it is unknown whether it "
             "learned from windows of this dataset; train it again to know", features.dataset.path, name,
         )  # fmt: skip
     begins_us, tests_us = features.cuts_us
@@ -155,7 +155,7 @@ def _learned_from(name: str, bundle: Bundle, features: FeatureSet) -> list[_Lear
 
 
 def _as_asked(bundle: Bundle, learned: list[_Learned]) -> Bundle:
-    """Return a model that knows the rows that it learned from; its held-out forecaster, if any, answers for them."""
+    """Return a model with the end of the rows that it learned from; its held-out forecaster answers for them."""
     mine = [one.facts for one in learned if (one.same or one.in_validation) and not one.of_prior]
     until_us = max((int(facts.get("tuned_until_us", 0)) for facts in mine), default=None)
     return replace(bundle, learned_until_us=until_us)

@@ -106,23 +106,23 @@ def _steps(found: Answers, bare: NDArray[np.float64], exceeded: NDArray[np.float
         why = f"the limit, as the model has no forecast ({', '.join(np.array(RESOURCES)[~forecast])})"
         steps.append(Step(rule="unknown", amounts=resources(amounts), why=why))
     for rule, bound, why in (
-        (UNKNOWN, limit, "the limit, as all of the one that the last window had is reserved"),
+        (UNKNOWN, limit, "the limit, as the whole limit of the last window is reserved"),
         (JUMP, now, "no less than the last window demanded"),
         (CAP, limit, "no more than the current limit"),
         (STARTUP, limit, f"the limit, as its run is younger than {STARTUP_HOLD_S:g} s"),
-        (STALE, limit, "the limit, as there was no news of it for too long"),
+        (STALE, limit, "the limit, as no window of it came for too long"),
         (OPT_OUT, limit, "the limit, as its collection has no estimation"),
     ):
         won = (found.estimate.rule[0] == rule) & (forecast if rule == UNKNOWN else True)
         if won.any():
-            amounts = np.where(won, bound, amounts)  # of the others the last window may have measured nothing
+            amounts = np.where(won, bound, amounts)  # for the others, the last window may have measured nothing
             why = f"{why} ({', '.join(np.array(RESOURCES)[won])})"
             steps.append(Step(rule=SERVED_RULES[rule], amounts=resources(amounts), why=why))
     return steps
 
 
 def _price_in_words(known: Known, margin: str) -> str:
-    """Return the price that a task is reserved at, and, where it follows the outcomes, why it is not the model's."""
+    """Return the price of a task's reservation, and, where it follows the outcomes, why it is not the model's."""
     prices, tier = known.prices, int(tier_key(known.last.tier)[0])
     how = "solved for this cell" if known.scorer.model.bundle.portable else "set on validation"
     start, now = (price_of(of[margin].rung(known.last))[0] for of in (prices.start, prices.now))

@@ -172,7 +172,7 @@ def _state(
 
 
 def _candidates(request: FitRequest, tracker: Tracker, settings: ServingSettings) -> tuple[_Candidates, Scorer]:
-    """Return the candidates: known tasks by what they count, others by their limit, which counts whole."""
+    """Return the candidates: known tasks with what they count, others with their limit, which counts whole."""
     names = [(-1, -1) if c.collection_id is None else (c.collection_id, c.instance_index) for c in request.candidates]
     known = tracker.look(np.array(names, np.int64), parts=MACHINE_PARTS)
     terms = own_terms(known)
@@ -228,7 +228,7 @@ def _budget_of(request: FitRequest, scorer: Scorer, settings: ServingSettings) -
 
 
 def _asked(found: MachineSums, margin: str | None, budget: float) -> tuple[float, ...]:
-    """Return the probabilities, by resource, that a margin or a budget is asked at now."""
+    """Return the current probabilities, by resource, for a margin or a budget."""
     if margin is None:
         return found.margins.probability(budget)
     return tuple(found.margins.asked[MARGIN_NAMES.index(margin)].tolist())

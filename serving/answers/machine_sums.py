@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 KEPT_S: Final = 10.0
-"""Age up to which totals are given again, in seconds: Prometheus asks every 15 s or so, and several may ask."""
+"""Age up to which totals are reused, in seconds: Prometheus asks every 15 s or so, and several may ask."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class MachineSums:
 def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None) -> MachineSums:
     """Return the sums of all machines that have tasks, or of those among the named ones.
 
-    Each task is as of one moment; tasks that move meanwhile count once.
+    Each task is read at one moment; tasks that move meanwhile count once.
     """
 
     def made(known: Known, piece: slice) -> _Part:  # noqa: ARG001
@@ -135,7 +135,7 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
 
 
 class CellTotals:
-    """Totals over all machines of the cell, for those who ask often; threads may share one.
+    """Totals over all machines of the cell, reused for frequent callers; threads may share one.
 
     Parameters
     ----------
@@ -186,8 +186,8 @@ def count(known: Known, terms: Floats, settings: ServingSettings) -> NDArray[np.
     """Change terms to what tasks count for their machines; return which of them count their limit whole, shape (n,).
 
     A task without a window or a forecast, a stale one, and one whose collection opted out count their limit; one of
-    unknown limit counts nothing. Where the limit has changed since the last window, a smaller one bounds each term, and
-    of a larger one the addition counts whole until the next window.
+    unknown limit counts nothing. Where the limit has changed since the last window, a smaller one bounds each term; a
+    larger one adds the difference whole until the next window.
     """
     whole = known.opted_out | is_stale(known, settings) | (known.task[s.END_US] < 0)
     _count(np.ascontiguousarray(known.task["limit"]), whole, terms)

@@ -166,7 +166,7 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
 
 
 def _asked_in_words(found: MachineSums, margin: str, resources_of: list[str]) -> str:
-    """Return the probability that is asked, and why it is not the budget where it follows the outcomes."""
+    """Return the probability that is asked for, and why it is not the budget where it follows the outcomes."""
     margins, b, said = found.margins, MARGIN_NAMES.index(margin), []
     budget = margins.budgets[margin]
     for resource in resources_of:

@@ -106,7 +106,7 @@ def answers(
 
 
 def is_stale(known: Known, settings: ServingSettings) -> NDArray[np.bool_]:
-    """Return which tasks had windows, and have had none for too long to rest a reservation on; shape (n,)."""
+    """Return which tasks had windows, but none recent enough to base a reservation on; shape (n,)."""
     end_us = known.task[s.END_US]
     until_us = end_us + stale_after_us(known.scorer.horizon_s, settings)
     stale: NDArray[np.bool_] = (end_us >= 0) & (until_us < known.present_us)

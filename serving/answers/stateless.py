@@ -51,7 +51,7 @@ _IS_LIMIT: Final = np.isin(np.arange(len(RULES)), (LIMIT, STARTUP, CAP, UNKNOWN)
 """Rules by which the reservation is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
 _COMPARED: Final = 30
-"""Tasks of a request from which their mean limit is compared with that of training: one of fewer says little."""
+"""Tasks of a request from which on their mean limit is compared with that of training: fewer say little."""
 
 
 def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64], Windows]:
@@ -153,8 +153,8 @@ def under_current_limit(
 ) -> Estimate:  # fmt: skip
     """Return the estimate of each task's last window under the current limit.
 
-    Where the limit has changed since the last window, a reservation of all of the old limit follows it, because the
-    window tells nothing of demand beyond that, and none exceeds the new one.
+    Where the limit has changed since the last window, a reservation of the whole old limit becomes the new one, because
+    the window says nothing about demand beyond the old one. No reservation exceeds the new limit.
 
     Parameters
     ----------

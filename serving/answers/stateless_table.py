@@ -107,7 +107,7 @@ def answers_at(
 def _histories(usage: UsageRows) -> Windows:
     """Return the windows that have a limit, each once, by task, then time."""
     windows = usage.windows
-    unlimited = np.isnan(windows.limit[:, 0])  # of both, or of none
+    unlimited = np.isnan(windows.limit[:, 0])  # for both resources, or for neither
     if unlimited.any():
         usage.refusals.add("no_limit", usage.row[unlimited], "every window needs a limit")
         windows = windows.take(~unlimited)
@@ -118,4 +118,4 @@ def _histories(usage: UsageRows) -> Windows:
         return windows
     windows = sort_windows(windows)
     again = (np.diff(key_of(windows), axis=0) == 0).all(axis=1) & (np.diff(windows.end_us) == 0)
-    return windows.take(np.append(True, ~again)) if again.any() else windows  # as in the memory, the first one stays
+    return windows.take(np.append(True, ~again)) if again.any() else windows  # as in a cell, the first one stays

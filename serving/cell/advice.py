@@ -15,12 +15,12 @@ from reclaim.training.margins.own_price import FAR
 ENOUGH_DAYS: Final = 2.0
 """Days of history from which a model of the cell's own may be better than the built-in one: lags reach a day back."""
 ENOUGH_TASK_DAYS: Final = 700.0
-"""Days of history times tasks: a week of 100, or two days of 400. From there on a network trained on the recorded
-series at hand overtook one trained on the others (`docs/builtin.md`)."""
+"""Days of history times tasks: a week of 100, or two days of 400. From there on, a network trained on each recorded
+series itself was better than one trained on the others (`docs/builtin.md`)."""
 
 
 def worth_training(days: float, tasks: int) -> str | None:
-    """Return the advice to train on a history of so many days and tasks; None where it is too short."""
+    """Return the advice to train, for a history of so many days and tasks; None where it is too short."""
     if days < ENOUGH_DAYS or days * tasks < ENOUGH_TASK_DAYS:
         return None
     return (

@@ -17,7 +17,7 @@ Ids = NDArray[np.int64]
 PERIOD_S: Final = 600.0
 """Tasks are counted for one to two of these (s): all tasks of a cell send in two windows."""
 MOST_CLAIMS: Final = 10_000
-"""Number of tasks whose common time is believed in a cell of any size: no machine or rack has as many."""
+"""Number of tasks whose common time is accepted in a cell of any size: no machine or rack has as many."""
 
 
 class Claims:
@@ -85,7 +85,7 @@ class Claims:
             self._taken = _marked(self._taken, slot)
             for marks in self._too_late:
                 marks[slot[slot < len(marks)]] = False
-            if self._since_s is not None:  # seldom, for it counts all tasks
+            if self._since_s is not None:  # rarely, because it counts all tasks
                 self._judge()
 
     def miss(self, slot: Ids) -> None:

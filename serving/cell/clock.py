@@ -1,4 +1,4 @@
-"""Clock of the cell: this machine's time, or that of the windows, which no few tasks can move far."""
+"""Clock of the cell: this machine's time, or that of the windows, which a few tasks cannot move far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ids = NDArray[np.int64]
 _US: Final = 1_000_000
 _MOVES: Final = 10
 """A clock of the windows stands at a time that more than one in this many of the tasks that send have reached. Fewer
-are those of a machine or a client that is wrong; in no trace do more than nine tenths of the tasks end at once."""
+may come from one machine or client with a wrong time; in no trace do more than nine tenths of the tasks end at once."""
 
 _EARLIEST_US: Final = 946_684_800 * _US
 """Beginning of the year 2000 in µs since 1970: no window of a running cell is older."""
@@ -55,7 +55,7 @@ class CellClock:
         With this machine's clock, the end of the latest window taken. Otherwise the time that more than a tenth of the
         tasks that send have reached. -1 before the first window.
     claims : Claims
-        Tasks that are refused, and not.
+        Tasks that are refused, and tasks that are taken.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CellClock:
         self._need = 1  # tasks beyond the clock that move it
         self._beyond = 0  # at most so many tasks are
         self._wanting = 0  # further claims before they are counted again
-        self._read_us = -1  # while the log is read, when its record was written
+        self._read_us = -1  # while the log is read: when its record was written
         self.latest_us = -1
         self.claims = Claims(passed_s)
 
@@ -96,7 +96,7 @@ class CellClock:
 
     @property
     def resumes(self) -> bool:
-        """True while a cell goes on after a silence in which tasks would be forgotten: not all have sent again yet."""
+        """True while a cell resumes after a silence long enough to forget tasks: not all have sent again yet."""
         return self._passed_s() - self._resumed_s < PERIOD_S
 
     @property
@@ -112,7 +112,7 @@ class CellClock:
         if self._unix and self.latest_us > self.bound_us >= 0:
             return (
                 f"the latest window ends {(self.latest_us - self.present_us) / _US:,.0f} s after this machine's time, "
-                "which was set back since: until then windows of such tasks are refused as too late. Where the time "
+                "which was set back: until then windows of such tasks are refused as too late. Where the time "
                 "was wrong before and is right now, start with another --state folder"
             )
         if not self._unix and claims.too_late > claims.taken:
@@ -130,22 +130,22 @@ class CellClock:
         return None
 
     def past(self, key: Ids, end_us: Ids, tasks: Tasks) -> NDArray[np.bool_]:
-        """Return which windows end when no running cell did, shape (n,); ``key`` and ``tasks`` as in ``ahead``."""
+        """Return which windows end when no running cell can be, shape (n,); ``key`` and ``tasks`` as in ``ahead``."""
         wrong = self.impossible(end_us)
         if wrong.any():
             self.claims.refuse(key[wrong], end_us[wrong], tasks.ends_of(key[wrong]))
         return wrong
 
     def impossible(self, at_us: Ids) -> NDArray[np.bool_]:
-        """Return which times no running cell has, in another unit or of a trace; 0 is before any, and -1 none."""
+        """Return which times no running cell has: in another unit, or of a trace; 0 is before any, -1 is unknown."""
         return (at_us > 0) & (at_us < _EARLIEST_US) & (self._unix and self._now_us() >= _EARLIEST_US)
 
     def ahead(self, key: Ids, end_us: Ids, tasks: Tasks) -> NDArray[np.bool_]:
-        """Return which windows end too far ahead to be true, shape (n,).
+        """Return which windows end implausibly far ahead, shape (n,).
 
         A clock of the windows moves to where most of the tasks that send claim to be, in one write or in several: there
-        was a gap. It does so, too, when for ten minutes more tasks were refused than taken. The present of the first
-        write is the median of where its tasks end: each may bring a history.
+        was a gap. It does so, too, when for ten minutes more tasks were refused than taken. At the first write, the
+        clock is the median end of its tasks: each may bring a history.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class CellClock:
     def _agreed_us(self, tasks: Tasks) -> int:
         """Return the time that enough refused tasks claim; -1 where too few do."""
         key, end_us, had_us = self.claims.claims()
-        valid = (end_us > self.bound_us) & (had_us == tasks.ends_of(key))  # no window was taken since
+        valid = (end_us > self.bound_us) & (had_us == tasks.ends_of(key))  # no window of it was taken since
         if not self.claims.lasting:
             valid &= had_us >= 0
             need = min(self._sending(*tasks.spans()) // 2 + 1, MOST_CLAIMS)

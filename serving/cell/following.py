@@ -1,4 +1,4 @@
-"""Lets prices and margins of machines of the served model follow what comes of its answers, as in a replay."""
+"""Moves the served model's prices and its margins of machines by the outcomes of its answers, as in a replay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Prices:
     now : mapping of name to Price
         Those that answers are made at.
     start : mapping of name to Price
-        Where those began: the model's, set on validation rows, or the own price of a model of other cells.
+        Where those began: the model's, set on validation rows, or as a model of other cells set it itself.
     budgets : Budgets
     machines : MachineMargins
     violated : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
@@ -84,7 +84,7 @@ def named_in(memory: Mapping[str, NDArray[Any]]) -> str | None:
 
 
 def of_same(scorer: Scorer, of: str | None, threads: int = 1, at_once: float = AT_ONCE) -> Following | None:
-    """Return what goes on from ``Following.of`` where it is of this model with these settings, else None."""
+    """Return what ``Following`` resumes from where ``Following.of`` names this model and these settings, else None."""
     number, _, begun = (of or "").partition(" ")
     return Following(scorer, int(number), threads, at_once) if begun == whose(scorer, at_once) else None
 
@@ -100,16 +100,16 @@ class Following:
     ----------
     scorer : Scorer
     number : int
-        How many took their place one after another, with this one: a model that comes back begins again.
+        Models served so far, this one included: a model that comes back begins again.
     threads : int
         For large writes; nothing depends on it.
     at_once : float
-        Share of the machines that may pass what was reserved at once (``machines.following``); 1: any.
+        Share of the machines that may exceed their reservation at once (``machines.following``); 1: any.
 
     Attributes
     ----------
     of : str
-        Number, model and settings, of one line: the log and a snapshot name whose prices they are.
+        Number, model and settings in one line, by which the log and a snapshot name the owner of prices.
     prices : Prices
         Of the moment.
     """
@@ -124,7 +124,7 @@ class Following:
         self.prices = self._moved()
 
     def take(self, taken: Taken, scores: Scores, begun_us: int) -> None:
-        """Hold windows against earlier answers, move the prices, and wait for the outcomes of the answers just made.
+        """Compare windows with earlier answers, move the prices, and record the answers just made as pending.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Following:
         scores : Scores
             Of the ``k`` tasks that were touched.
         begun_us : int
-            Begin of the cell, which is older than a model that came later.
+            Begin of the cell, which may be earlier than that of its model.
         """
         taken = taken.outside_allocs()
         if len(taken.windows) == 0:
@@ -172,7 +172,7 @@ class Following:
         return out
 
     def resize(self, scorer: Scorer) -> None:
-        """Go on with the scorer of another mean limit, of the same model."""
+        """Continue with the scorer of the same model for another mean limit."""
         self._machines.resize(scorer)
 
     def forget(self, slots: Ids) -> None:
@@ -181,12 +181,12 @@ class Following:
         self._machines.forget(slots)
 
     def memory(self) -> dict[str, NDArray[Any]]:
-        """Return its arrays as they are; ``named_in`` reads whose they are."""
+        """Return its arrays as they are; ``named_in`` reads the model that they belong to."""
         machines = {_MACHINES + name: array for name, array in self._machines.memory().items()}
         return {_OF: np.frombuffer(self.of.encode(), np.uint8), **self._online.memory(), **machines}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from saved arrays; ``ConfigError`` where other code made them."""
+        """Resume from saved arrays; ``ConfigError`` where other code made them."""
         self._online.recall(memory)
         self._machines.recall(part_of(memory, _MACHINES))
         self.prices = self._moved()
@@ -216,7 +216,7 @@ def _hold(
     thresholds: Any,  # (N_THRESHOLDS,) float32, overwritten
     out: Any,  # (k, B, R) float64, written
 ) -> None:
-    """Write what ``steps.reserved_at`` and ``margin.guarded`` come to, for all budgets at once."""
+    """Write the result of ``steps.reserved_at`` and ``margin.guarded`` for all budgets at once."""
     for i in range(len(out)):
         for r in range(out.shape[2]):
             most, known = limit[i, r], rises[i, r, 0] != NOTHING

@@ -1,4 +1,4 @@
-"""Holds what is reserved for machines against the peaks that their tasks came to, by which the margins move."""
+"""Compares what is reserved for machines with the peaks that their tasks reached, and moves the margins by it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 MOST_MACHINES: Final = 100_000
-"""Machines that are followed at most; those of further ones have no outcomes."""
+"""Largest number of machines followed; further ones have no outcomes."""
 KEPT_SLOTS: Final = 86_400 // SLOT_S
 """Slots without a window after which a machine's place, and its counts, may go to a new one."""
 _OPEN: Final = LATE + 1
@@ -37,7 +37,7 @@ _OPEN: Final = LATE + 1
 
 @dataclass(frozen=True)
 class MachineMargins:
-    """Margins of machines at one moment, and what came of earlier answers; never changed.
+    """Margins of machines at one moment, and the outcomes of earlier answers; never changed.
 
     B margins, in the order ``MARGIN_NAMES``, and R resources.
 
@@ -51,11 +51,12 @@ class MachineMargins:
     judged : int64, shape (R,)
         Answers whose peak is known, since the model began to answer.
     violated : int64, shape (B, R)
-        Those of them whose peak passed what was reserved.
+        Those of them whose peak exceeded what was reserved.
     recent : float64, shape (B, R)
         Share of the answers of the last day or so that were; NaN where none is known.
     at_once, most_at_once : float64, shape (B, R)
-        Share of the machines that passed at the last time that is known, and the largest of the last day; or NaN.
+        Share of the machines whose peak exceeded it at the last known time, and the largest such share of the last day;
+        or NaN.
     machine : int64, shape (m,), ascending
     judged_of : int64, shape (m, R)
     violated_of : int64, shape (m, B, R)
@@ -93,7 +94,7 @@ class MachineMargins:
         )  # fmt: skip
 
     def probability(self, budget: float) -> tuple[float, ...]:
-        """Return the probabilities, by resource, to ask for any budget: moved as those of its neighbours were."""
+        """Return the probabilities, by resource, to use for any budget: moved as those of its neighbours were."""
         ours = np.log(list(self.budgets.values()))
         log = np.log(self.asked) - ours[:, None]
         moved = [float(np.interp(np.log(budget), ours, of)) for of in log.T]
@@ -109,11 +110,11 @@ class MachineMargins:
 
 
 class MachinePeaks:
-    """Counts what comes of the answers for machines, slot by slot of the trace's clock (``features.registry.SLOT_S``).
+    """Counts the outcomes of answers for machines, slot by slot of the trace's clock (``features.registry.SLOT_S``).
 
     An answer is for the tasks of a machine with a window in the slot. It is violated where these tasks, each up to its
-    limit then, demand more at once, in a later slot within the horizon, than was reserved for them together: what a
-    replay counts (``machines.snapshots``). A task that has left the machine demands nothing of it. An answer counts
+    limit then, together demand more, in a later slot within the horizon, than was reserved for them, as in a replay
+    (``machines.snapshots``). A task that has left the machine demands nothing of it. An answer counts
     where the machine was seen within the horizon and up to its end, and any of its tasks has estimation: one that keeps
     all limits cannot be violated, and would dilute the budget. A window counts in the slot in which it begins, up to
     ``LATE`` slots after it; later ones change nothing. Of several windows of a task in one slot the largest demand
@@ -161,11 +162,11 @@ class MachinePeaks:
         self.margins = self._published()
 
     def resize(self, scorer: Scorer) -> None:
-        """Go on with the scorer of another mean limit."""
+        """Continue with the scorer for another mean limit."""
         self._estimator = scorer.machines
 
     def take(self, taken: Taken, scores: Scores) -> None:
-        """Hold windows against earlier answers, and let those with scores make the answers of their slots.
+        """Compare windows with earlier answers, and make the answers of their slots from those with scores.
 
         Parameters
         ----------
@@ -220,7 +221,7 @@ class MachinePeaks:
             return
         if last < 0:
             steps = [slot]
-        elif slot - last > (whole := online.horizon_slots + _OPEN + 1):  # all that waits is known by then
+        elif slot - last > (whole := online.horizon_slots + _OPEN + 1):  # no answer is pending then
             steps = [*range(last + 1, last + 1 + whole), slot]
         else:
             steps = list(range(last + 1, slot + 1))
@@ -315,7 +316,7 @@ class MachinePeaks:
         }
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from copies of ``memory``, to the bit; ``ConfigError`` where other code made it."""
+        """Resume from copies of ``memory``, to the bit; ``ConfigError`` where other code made it."""
         found = {name: copy_of(adopt(name, array, memory)) for name, array in self.memory().items()}
         self._online.recall(part_of(found, "online."))
         self._tasks, self._machines, self._ring = found["tasks"], part_of(found, "machine."), part_of(found, "ring.")
@@ -356,7 +357,7 @@ def _add(
     shares: Any,  # (k, R, N_SHARES) float32
     opted_out: Any,  # (k,) bool
     answer: Any,  # (A,) int64, numbers of the times whose answers wait
-    waits: Any,  # (A,) int64, the same of those that the slot lies in the horizon of; -1 else
+    waits: Any,  # (A,) int64, the same where the slot is within the horizon; else -1
     step: int,
     open_at: int,
     last: Any,  # (m,) int64, changed
@@ -366,7 +367,7 @@ def _add(
     total: Any,  # (m, A, O, R) float64, changed
     room: Any,  # (N_TERMS,) float64, to work in
 ) -> None:
-    """Add windows of one slot to the demand that earlier answers are held against, and their terms to its answers."""
+    """Add windows of one slot to the demand that earlier answers are compared with, and their terms to its answers."""
     for i in range(len(slot)):
         task, p = tasks[slot[i]], place[i]
         if now + 1 < task.last:

@@ -37,7 +37,7 @@ def why(outcome: int, settings: ServingSettings, clock: CellClock) -> str:
         TOO_LATE: f"came more than {settings.lateness_s:g} s, or too many windows, after a later one of its task",
         IN_THE_FUTURE: f"lies more than {settings.ahead:g} s ahead of the cell's clock, which stands at "
         f"{clock.present_us} µs",
-        NO_LIMIT: "the limit of its task is not known yet: send it with the window, or to /v1/tasks before",
+        NO_LIMIT: "the limit of its task is not known yet: send it with the window, or to /v1/tasks first",
         TOO_MANY_TASKS: f"the service tracks {settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)",
         ENDED: "its task ended later than this window or fact began: a new run begins after the end",
         RUN_TO_COME: "scheduled_us: the run of a window cannot begin after the window",
@@ -112,11 +112,11 @@ def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64
         tasks[name][at[known]] = new[known]
     for name, column in (("user", USER), ("name", LOGICAL_NAME)):
         new = facts.columns[column][rows]
-        first = np.flatnonzero((new >= 0) & (tasks[name][at] < 0))[::-1]  # the first value stays, of one call, too
+        first = np.flatnonzero((new >= 0) & (tasks[name][at] < 0))[::-1]  # the first value stays, also within one call
         tasks[name][at[first]] = new[first]
     failed_us, oom = facts.columns[FAILED_US][rows], facts.columns[s.OUT_OF_MEMORY][rows]
     said = np.flatnonzero((failed_us >= 0) & (oom >= 0))
-    said = said[np.lexsort((oom[said], failed_us[said]))]  # the last failure that says counts, whatever their order
+    said = said[np.lexsort((oom[said], failed_us[said]))]  # the last failure with a known cause counts, in any order
     of, before_us = at[said], tasks[FAILED_US][at[said]]
     said = said[(failed_us[said] > before_us) | (failed_us[said] == before_us) & (oom[said] > tasks[FAILED_OOM][of])]
     tasks[FAILED_US][at[said]], tasks[FAILED_OOM][at[said]] = failed_us[said], oom[said] > 0

@@ -16,7 +16,7 @@ _APART: Final = 1.5
 
 
 class CellSize:
-    """The first window, and the mean limit by resource, looked at once an hour, rounded to a power of two.
+    """The first window, and the mean limit by resource, updated once an hour, rounded to a power of two.
 
     Tasks inside an alloc instance are left out of the mean, as in a feature set: the alloc instance has the limit.
 
@@ -44,7 +44,7 @@ class CellSize:
         self.memory = np.array(memory, np.float64)
 
     def reach(self, end_us: int, limit: NDArray[np.float64], tasks: NDArray[Any]) -> tuple[float, ...] | None:
-        """Return the mean limits where they change with the hour of a write; None where they stay.
+        """Return the mean limits where a write of a new hour changes them; None where they stay.
 
         Parameters
         ----------

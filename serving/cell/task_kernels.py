@@ -1,4 +1,4 @@
-"""Compiled updates of task records, row by row: the columnar numpy way takes far longer."""
+"""Compiled updates of task records, row by row: columnar numpy takes far longer."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _count(
     scheduled_us: Any,  # (n,) int64
     limit: Any,  # (n, R) float64
 ) -> None:
-    """Count windows, and take runs and limits that they change: a limit that stays has held since before."""
+    """Count windows, and store the runs and limits that they change: a limit that stays keeps its start."""
     for i in range(len(slot)):
         task = tasks[slot[i]]
         if task.windows == 0 or start_us[i] < task.first_us:
@@ -142,7 +142,7 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], slot: Ids, tasks: NDArr
     Parameters
     ----------
     windows : Windows
-        ``n`` rows. Facts of -1, and limits of NaN, are missing; a limit that is nowhere known stays NaN.
+        ``n`` rows. Facts of -1, and limits of NaN, are missing; a limit that is unknown everywhere stays NaN.
     in_alloc : int8, shape (n,)
         -1 where it is missing.
     slot : int64, shape (n,)
@@ -185,7 +185,7 @@ def _fill(
             died_us, died_oom = task.failed_us, task.failed_oom
             for r in range(len(now)):
                 now[r], granted[r] = task.limit[r], task.granted[r]
-        begun = latest if latest < end_us[i] else run  # a window of an earlier run, of which the last is known
+        begun = latest if latest < end_us[i] else run  # a window of an earlier run, whose last window is known
         to_scheduled[i] = scheduled_us[i] if scheduled_us[i] >= 0 else begun if begun < end_us[i] else -1
         to_machine[i] = machine[i] if machine[i] >= 0 else place
         to_tier[i] = tier[i] if tier[i] >= 0 else rank

@@ -137,7 +137,7 @@ class Taken:
     opted_out: NDArray[np.bool_]
 
     def outside_allocs(self) -> Taken:
-        """Return it without windows inside an alloc instance, whose resources they use: a replay has none of them, too.
+        """Return it without windows inside an alloc instance, whose resources they use: a replay leaves them out, too.
 
         Tasks stay; one whose last window is left out has -1 as its ``row``.
         """

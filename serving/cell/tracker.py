@@ -91,7 +91,7 @@ class Tracker:
         self._scorer: Scorer | None = None
         self._scores: Scores | None = None
         self._following: Following | None = None
-        self._watched: MachinePeaks | None = None  # where nothing follows: outcomes of machines, not saved
+        self._watched: MachinePeaks | None = None  # where prices do not follow: outcomes of machines, not saved
         self.size = CellSize()
         self._prices: Prices | None = None
         self._lock = threading.Lock()
@@ -235,7 +235,7 @@ class Tracker:
             outcome[self.clock.impossible(facts.columns[name])] = IN_THE_PAST
         unknown = (self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0)
         began_us = np.maximum(facts.columns[SINCE_US], facts.columns[s.SCHEDULED_US])
-        of_us = np.where(began_us < 0, facts.columns[FAILED_US] - 1, began_us)  # without a time they are of now
+        of_us = np.where(began_us < 0, facts.columns[FAILED_US] - 1, began_us)  # without a time they are current
         outcome[unknown & (of_us >= 0) & self._ended.before_end(facts.key, of_us)] = ENDED
         new = np.flatnonzero(unknown & (outcome == NEW))
         _, task = np.unique(facts.key[new], axis=0, return_inverse=True)
@@ -278,7 +278,7 @@ class Tracker:
         return outlived
 
     def failed(self, facts: FactRows) -> tuple[Ids, Ids, Ids]:
-        """Return the slots of failed tasks, the times, and 1 for out of memory, 0 for not, -1 where it is not said.
+        """Return the slots of failed tasks, the times, and 1 for out of memory, 0 for not, -1 where it is not given.
 
         Must be called before ``store_facts``.
         """
@@ -313,7 +313,7 @@ class Tracker:
         return scores
 
     def look(self, key: Ids, *, with_x: bool = False, parts: tuple[str, ...] = TASK_PARTS) -> Known:
-        """Return the state of named tasks, key (n, 2), all as of one moment; ``parts`` of their scores.
+        """Return the state of named tasks, key (n, 2), all at one moment; ``parts`` of their scores.
 
         Unknown tasks have -1 as ``end_us`` and every other fact, and a limit of NaN.
         """
@@ -370,7 +370,7 @@ class Tracker:
         assert self._scores is not None
         assert self._prices is not None
         there, kept, n = slot >= 0, self._scores, len(slot)
-        # what an unknown task has there means nothing; in an empty cell it has nothing
+        # values of an unknown task mean nothing; an empty cell has none
         x = self._x[slot] if with_x and (len(self._x) or not n) else None
         if there.all():
             task = copy_rows(self._tasks, slot)
@@ -390,7 +390,7 @@ class Tracker:
         )  # fmt: skip
 
     def _has_opted_out(self, collection: Ids) -> NDArray[np.bool_]:
-        """Return which collections want no estimation, shape (n,); those may be many more than are asked for."""
+        """Return which collections want no estimation, shape (n,); there may be far more of those than queried."""
         if len(self._opted_out) == 0:
             return np.zeros(len(collection), np.bool_)
         at = np.searchsorted(self._opted_out, collection)
@@ -466,13 +466,13 @@ class Tracker:
             raise StoreError(f"{error} with another --state folder") from error
 
     def _recall_prices(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Let the prices go on where they are of the model that is followed and of this release."""
+        """Resume the prices where they belong to the followed model and this release."""
         if self._following is None or named_in(memory) != self._following.of:
             return
         try:
             self._following.recall(memory)
         except ConfigError as error:
-            log.warning("prices begin again where the model has them: %s", error)
+            log.warning("prices start again at the model's own: %s", error)
 
     def _give(self, key: Ids) -> Ids:
         """Return the slots of tasks; a new one is hidden from readers until something is stored in it."""
@@ -501,7 +501,7 @@ class Tracker:
     def expired(self) -> Ids:
         """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``.
 
-        While nothing comes, nothing is forgotten, however wrong this machine's time. Nor is it just after, when others
+        No task is forgotten while no windows arrive, however wrong this machine's time, nor just after, while others
         have not sent again yet.
         """
         present_us, latest_us = self.clock.present_us, self.clock.latest_us
@@ -525,7 +525,7 @@ class Tracker:
                 self._following.forget(gone)
             elif self._watched is not None:
                 self._watched.forget(gone)
-            self._tasks[gone] = UNKNOWN_TASK  # a reader that holds the slots already skips these
+            self._tasks[gone] = UNKNOWN_TASK  # a reader that already has the slots skips these
             if self._scorer is not None and self._scores is not None:
                 self._scores.put(gone, self._scorer.nothing(len(gone)))
 
@@ -536,7 +536,7 @@ class Tracker:
         return start_us[end_us >= 0], end_us[end_us >= 0]
 
     def silent_since(self, before_us: int) -> int:
-        """Return how many tasks have sent windows, the last of which ended before a time; from any thread."""
+        """Return how many tasks have sent windows, and none since a time; from any thread."""
         with self._lock:
             end_us = self._tasks[s.END_US][run_of(self._slots.all())]  # rows beyond the tasks are zero
             return int(np.count_nonzero((end_us >= 0) & (end_us < before_us)))

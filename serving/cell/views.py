@@ -1,4 +1,4 @@
-"""Copies of a cell's state for its readers, as of one moment."""
+"""Copies of a cell's state for its readers, each of one moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Known:
-    """Copies of the state of ``n`` tasks for readers, each task as of one moment.
+    """Copies of the state of ``n`` tasks for readers, each task at one moment.
 
     Attributes
     ----------

@@ -108,7 +108,7 @@ class Client:
     patience_s : float
         After this time nothing is sent again, in seconds.
     verify : bool or Path or ssl.SSLContext
-        Whether the service's certificate is checked, a file of certificates that sign it, or an SSL context.
+        Whether the service's certificate is checked, a file of CA certificates, or an SSL context.
     strict : bool
         Whether a refused row is an error; otherwise the answer reports it.
     transport : httpx.BaseTransport or None

@@ -1,4 +1,4 @@
-"""Sends a request until it is answered, refused for good, or out of time, and defines the errors of that."""
+"""Sends a request until it is answered, refused for good, or out of time, and defines the errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE
 from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse
 
 _TEMPORARY: Final = frozenset({BUSY, UNAVAILABLE, DISK_FULL, 502, 504})
-"""Temporary statuses: too much under way, no answer yet, a full disk, and those of a proxy whose service restarts."""
+"""Temporary statuses: too much under way, no answer yet, a full disk, and those of a proxy while the service
+restarts."""
 _PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 """Failures of the transport that the caller caused, and that a retry would meet again."""
 _CONNECT_S: Final = 5.0

@@ -38,15 +38,15 @@ from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 DEFAULT_SERVICE: Final = "http://127.0.0.1:3000"
 LOCK: Final = "feed.lock"
 PROGRESS: Final = "feed.json"
-"""Tasks of which the last windows were sent: by them a service is asked how far it knows the history."""
+"""File of the tasks whose last windows were sent: their windows in the service show how far it knows the history."""
 FOLD: Final = "feed.fold"
-"""The fold before the last slots that were sent: with it, a start folds only what followed."""
+"""File of the fold before the last slots that were sent: with it, a start folds only what followed."""
 SLOT_S: Final = WINDOW_US // 1_000_000
 _US: Final = 1_000_000
 _AGAIN_S: Final = 30.0
-"""Pause before another try where the server or the service fails: they restart within less."""
+"""Pause before another try where the server or the service fails: they usually restart within it."""
 _SAID_S: Final = 60.0
-"""Pause between two lines about how far the history was sent: off a terminal there is no bar."""
+"""Interval of lines about how far the history was sent: without a terminal there is no bar."""
 _ROWS: Final = 100_000
 """Windows of one write: 20 MB, well within what a service takes."""
 _WITNESSES: Final = 100
@@ -65,19 +65,19 @@ class FeedConfig:
     service_token: str | None = None
     """Its bearer token."""
     service_ca: Path | None = None
-    """Certificates that its own may be signed by, PEM."""
+    """CA certificates to check the service's by, PEM."""
     margin: str | None = None
     """Safety margin of the reservations that are written; None: the service's own."""
     out: tuple[Path, ...] = ()
     """Files to write reservations into after each slot."""
     listen: str | None = None
-    """Address on which a Prometheus reads them, too, as ``metrics.address_of``; None: none."""
+    """Address where a Prometheus scrapes them, too, as ``metrics.address_of`` takes it; None: none."""
     delay_s: float = 60.0
     """Time after a slot's end at which its samples are there: two scrapes of half a minute."""
     once: bool = False
-    """Ends when the service knows all there is now."""
+    """Ends when the service has all that there is now."""
     keep_days: float | None = None
-    """Days of the history that stay on the disk; None: all."""
+    """Days of the history to keep on disk; None: all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s <= _LONGEST_DELAY_S:
@@ -100,7 +100,7 @@ class FeedConfig:
             address_of(self.listen)
 
     def verify(self) -> ssl.SSLContext | bool:
-        """Return what the service's certificate is checked by; ConfigError where it is no certificate."""
+        """Return the CA certificates to check the service's by; ConfigError where the file holds none."""
         try:
             return self.service_ca is None or ssl.create_default_context(cafile=str(self.service_ca))
         except (OSError, ssl.SSLError) as error:
@@ -142,10 +142,10 @@ def feed(
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FeedReport:
-    """Send the windows of a history, and of what follows it, to a service; goes on until stopped, or ``config.once``.
+    """Send the windows of a history, and of what follows it, to a service until stopped, or once with ``config.once``.
 
     The history grows by whole pieces of two hours, as by ``extend_history``. What the service knows is not sent again,
-    but for its last slot, and what was folded is not folded again. So a feed that was killed goes on where it was.
+    except its last slot, and what was folded is not folded again. So a feed that was killed continues where it stopped.
     While the Prometheus or the service fails, the feed waits; then it sends what was missed.
 
     Parameters
@@ -171,7 +171,7 @@ def feed(
     """
     History.known(folder)
     with (
-        locked(folder / LOCK, ConfigError(f"{folder}: another `reclaim feed` uses it; wait for its end")),
+        locked(folder / LOCK, ConfigError(f"{folder}: another `reclaim feed` uses it; wait until that one ends")),
         Client(config.service, token=config.service_token, verify=config.verify()) as service,
     ):
         one = Feed(config, service, folder, say)
@@ -187,14 +187,14 @@ def feed(
                         at_s = _send_history(one, progress, now=now, sleep=sleep)
                         _follow(one, reader, at_s, now=now, sleep=sleep)
                     except AgainError as error:
-                        say(f"{error}; beginning again with the history in {_AGAIN_S:.0f} s")
+                        say(f"{error}; starting again from the history in {_AGAIN_S:.0f} s")
                         sleep(_AGAIN_S)
                     else:
                         return one.report
 
 
 class AgainError(Exception):
-    """Loss of what was folded or sent so far: a feed begins again with the history."""
+    """What was folded or sent so far is lost: the feed starts again from the history."""
 
 
 def _send_history(
@@ -221,14 +221,14 @@ def _send_history(
         _patiently(one, one.send, sleep)
         if progress is not None:
             progress((k + 1) / len(left))
-        if now() - said_s >= _SAID_S and at_s < end_s:  # a bar is not shown off a terminal
+        if now() - said_s >= _SAID_S and at_s < end_s:  # without a terminal no bar is shown
             said_s = now()
             one.say(f"sent the history up to {_moment(at_s)}")
     return at_s
 
 
 def _patiently(one: Feed, action: Callable[[], None], sleep: Callable[[float], None]) -> None:
-    """Do what asks the server, the service or the disk, again and again until it succeeds."""
+    """Call a function that uses the server, the service or the disk, again and again until it succeeds."""
     while True:
         try:
             return action()
@@ -273,7 +273,7 @@ def _follow(
 
 
 def _read(reader: LiveReader, start_s: int, end_s: int, once: bool) -> dict[str, list[RawSeries]]:
-    """Return samples; where the server refuses access that it gave before, it fails for a while."""
+    """Return samples; a server that refuses access it gave before counts as failing for a while."""
     try:
         return reader.read(start_s, end_s)
     except ConfigError as error:
@@ -283,12 +283,12 @@ def _read(reader: LiveReader, start_s: int, end_s: int, once: bool) -> dict[str,
 
 
 def _grown(config: FeedConfig, folder: Path, end_s: int, now_s: float, say: Callable[[str], None]) -> int:
-    """Fetch what the history lacks, drop what is too old, and return its end; that of before, where it cannot grow."""
+    """Fetch what the history lacks, drop what is too old, and return its end: the old one where it cannot grow."""
     try:
         end_s = extend_history(config.access, folder, now_s=now_s).end_s
         shorten_history(folder, config.keep_days)
         return end_s
-    except (TraceError, ConfigError, OSError) as error:  # the service is fed all the same
+    except (TraceError, ConfigError, OSError) as error:  # the service is fed nevertheless
         say(f"{folder} grows later: {error}")
         return end_s
 
@@ -299,7 +299,7 @@ def _ended_s(at_s: float) -> int:
 
 
 class Feed:
-    """Sends slots to a service in order; those that it did not take wait."""
+    """Sends slots to a service in order; those that it has not taken wait."""
 
     def __init__(self, config: FeedConfig, service: Client, folder: Path, say: Callable[[str], None]) -> None:
         self.config, self.folder, self.say = config, folder, say
@@ -317,15 +317,15 @@ class Feed:
 
     @property
     def fold(self) -> LiveFold:
-        """The fold of what was taken since it began."""
+        """The current fold."""
         assert self._fold is not None
         return self._fold
 
     def begin(self, history: History) -> int:
         """Begin with what was folded before, else with the history; return the time that follows, in seconds.
 
-        What the service has, it has of the tasks that were sent last. A fold is of use where the service has later
-        windows: what was folded cannot be sent again.
+        The last windows of the tasks that were sent last show what the service has. A fold can be used where the
+        service has later windows: what was folded cannot be sent again.
         """
         self.waiting = []
         self._known_us, self._reached_us = self._has_until_us(), 0
@@ -337,12 +337,12 @@ class Feed:
         return until_us // _US
 
     def take(self, series: dict[str, list[RawSeries]], start_s: int, end_s: int) -> None:
-        """Fold the samples of a range, in seconds; its slots wait, but for those that the service knows."""
+        """Fold the samples of a range, in seconds; its slots wait, except those that the service knows."""
         if not self.waiting:
             self._before = as_bytes(self.fold, start_s * _US)
         slots = self.fold.take(series, start_s * _US, end_s * _US)
         for task in self.fold.tasks().values():
-            if task.twice and task.twice not in self._twice:  # one container says it for all
+            if task.twice and task.twice not in self._twice:  # one container stands for all
                 self._twice.add(task.twice)
                 name = "/".join(filter(None, task.key))
                 self.say(f"{name} is measured twice, and one copy counts: {copies_in_words(task.twice)}")
@@ -360,7 +360,7 @@ class Feed:
             return
         if self._has_until_us() < self._reached_us:
             until = _moment(self._reached_us / _US)
-            raise AgainError(f"{self.config.service}: has lost what it was sent until {until}")
+            raise AgainError(f"{self.config.service}: has lost what was sent to it until {until}")
         tasks = self.fold.tasks()
         sent = self.report.windows
         while self.waiting:
@@ -392,7 +392,7 @@ class Feed:
     def _has_until_us(self) -> int:
         """Return the end of the last window that the service has of the tasks that were sent last; 0 for none.
 
-        Its clock says less: others may feed it, too.
+        Its clock does not show that: others may feed it, too.
         """
         if not self._witnesses:
             return 0
@@ -400,7 +400,7 @@ class Feed:
         return pc.max(self._service.cell_table(CellQuery(tasks=names)).table[s.END_US]).as_py() or 0
 
     def write(self) -> None:
-        """Write the reservations after the last slot, once, and say what they come to."""
+        """Write the reservations after the last slot, once, and report their totals."""
         if self.report.until_us == self._written_us:
             return
         found = self._service.cell_table(CellQuery(margin=self.config.margin))
@@ -422,7 +422,7 @@ class Feed:
 
 
 def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:
-    """Return the tasks that a feed before this one sent last; none where there was none, or a crash left half."""
+    """Return the tasks that the feed before this one sent last; none without one, or where a crash cut the file."""
     try:
         return [
             (int(collection), int(index)) for collection, index in json.loads(path.read_text(encoding="utf-8"))["tasks"]
@@ -430,18 +430,18 @@ def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
-        say(f"{path}: not the record of a feed ({error}), so all of the history is sent again")
+        say(f"{path}: not the record of a feed ({error}), so the whole history is sent again")
         return []
 
 
 def _kept(path: Path, dialect: Dialect, say: Callable[[str], None]) -> tuple[LiveFold, int] | None:
-    """Return the fold that a feed before this one kept, and its end, µs; None where there is none that can be used."""
+    """Return the fold that the feed before this one kept, and its end, µs; None where there is no usable one."""
     try:
         kept = from_bytes(path.read_bytes())
     except FileNotFoundError:
         return None
     if kept is None or kept[0].dialect.text != dialect.text:
-        say(f"{path}: not of this version and history, so all of the history is folded again")
+        say(f"{path}: not of this version and history, so the whole history is folded again")
         return None
     return kept
 

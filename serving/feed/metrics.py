@@ -1,4 +1,4 @@
-"""Shows the last reservations by name to a Prometheus: as a text, or over HTTP."""
+"""Shows the last reservations by name to a Prometheus: as text, or over HTTP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NamedMetrics(Collector):
         self.table, self.until_us, self.refused = table, until_us, refused
 
     def collect(self) -> Iterator[Metric]:
-        """Yield how far the feed is and what was refused, and a gauge per resource and amount."""
+        """Yield the end of the last slot and counts of refused windows, and a gauge per resource and amount."""
         table, words = self.table, "End of the last slot that the service knows."
         if self.until_us:
             yield GaugeMetricFamily("reclaim_feed_until_timestamp_seconds", words, self.until_us / 1e6)

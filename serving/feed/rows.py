@@ -1,4 +1,4 @@
-"""Makes the tables of a write of what became known of a live cluster."""
+"""Makes the tables of a write from new facts of a live cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def failures_of(slot: Slot) -> pa.Table:
 
 
 def ends_of(slot: Slot) -> pa.Table:
-    """Return the tasks that are gone with a slot, in columns of ``TASK_COLUMNS``."""
+    """Return the tasks that ended in a slot, in columns of ``TASK_COLUMNS``."""
     return _facts(slot.ended, ENDED_US)
 
 

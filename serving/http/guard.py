@@ -55,18 +55,20 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 _TYPES: Final = (b"application/json", ARROW, b"")
-"""Types of a body: no web page sends the first two to another origin unasked, and each says its origin anyway."""
+"""Types of a body: a browser sends the first two to another origin only after asking it, and names the page's origin in
+any case."""
 _NO_SUCH: Final = {
-    NOT_FOUND: ("not_found", "no such path"), METHOD_NOT_ALLOWED: ("method_not_allowed", "no such method of this path"),
+    NOT_FOUND: ("not_found", "no such path"), METHOD_NOT_ALLOWED: ("method_not_allowed", "no such method here"),
 }  # fmt: skip
 _PART_BYTES: Final = 2**20
 """Bytes of an answer that are handed to the connection at once; ``settings.reading_timeout_s`` is the time for them."""
 _SINGLE: Final = (b"authorization", b"content-type", b"origin")
-"""Headers that come once: of two the guard would check one, and a route read the other. The server sees to ``Host``."""
+"""Headers that may come only once: of two, the guard would check one, and a route read the other. The server checks
+``Host``."""
 _HOSTS_KEPT: Final = 64
 """Values of ``Host`` that were checked and are kept; clients use few."""
 _PLAIN: Final = (b"content-type", b"text/plain; charset=utf-8")
-"""Of BentoML's answers for paths that it does not know."""
+"""Start of BentoML's answers for paths that it does not know."""
 _MALFORMED: Final = "malformed_http"
 _GONE: Final = 499
 """Status logged for a client that left before the answer, as in nginx."""
@@ -115,7 +117,7 @@ class Guard:
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, self._checked_start(send))
         else:
-            await send({"type": "websocket.close"})  # no route speaks it
+            await send({"type": "websocket.close"})  # no route uses it
 
     def _checked_start(self, send: Send) -> Send:
         """Return a ``send`` that reads the token file once the service has started: a bad one fails the start."""
@@ -139,7 +141,7 @@ class Guard:
         bounds = self._bounds_now()
         try:
             if b"transfer-encoding" in headers and b"content-length" in headers:
-                message = "a body has Content-Length or Transfer-Encoding, not both: its end would be in doubt"
+                message = "a body has Content-Length or Transfer-Encoding, not both: its end would be ambiguous"
                 raise RequestError(BAD_REQUEST, _MALFORMED, message)
             if len(headers) < len(scope["headers"]):
                 _check_single(scope["headers"])
@@ -218,7 +220,7 @@ class _Bounds:
         self.held_bytes += n_bytes
 
     def check_source(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a request of a web page, which lacks a token: of a foreign origin, or to a name of the page's own."""
+        """Refuse a web page without a token: one of another origin, or one that uses a host name of its own."""
         if self.tokens.asked:
             return
         host = headers.get(b"host", b"").lower()
@@ -227,7 +229,7 @@ class _Bounds:
             if not (name in self._hosts or name.endswith(".localhost") or _is_address(name)):
                 raise RequestError(
                     FORBIDDEN, "unknown_host",
-                    f"this service goes by localhost or an address, not by {name[:_SHOWN_PATH]!r}: list the name in "
+                    f"this service answers to localhost or an address, not to {name[:_SHOWN_PATH]!r}: list the name in "
                     "RECLAIM_ALLOWED_HOSTS, or ask for a token with --token-file",
                 )  # fmt: skip
             if len(self._good_hosts) < _HOSTS_KEPT:
@@ -310,7 +312,7 @@ class _Body:
             self._held += more
 
     def release(self) -> None:
-        """Give the reserved memory back."""
+        """Release the reserved memory."""
         self._bounds.held_bytes -= self._held
         self._held = 0
 
@@ -392,7 +394,7 @@ class _Reply:
 async def _probe(scope: Scope, bounds: _Bounds | None, reply: _Reply) -> None:
     if scope["method"] not in ("GET", "HEAD"):
         raise RequestError(METHOD_NOT_ALLOWED, "method_not_allowed", f"{scope['method']} {scope['path']}: use GET")
-    if scope["path"] == ALIVE:  # the event loop runs, which is all it reports
+    if scope["path"] == ALIVE:  # it reports only that the event loop runs
         state = Readiness(True, {"alive": True})
     elif bounds is None:
         state = Readiness(False, {"ready": False, "why": "starting"})
@@ -423,7 +425,7 @@ def _host_name(host: bytes) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether it is an address, which no web page's name server can point elsewhere."""
+    """Return whether it is an address, which the name server of a web page cannot point elsewhere."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

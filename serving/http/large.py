@@ -1,4 +1,4 @@
-"""Makes large answers few at a time, outside the event loop, and only for clients that still wait for them."""
+"""Makes large answers a few at a time, outside the event loop, and only for clients that still wait for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from reclaim.serving.wire.errors import RETRY_S, UNAVAILABLE, RequestError
 _Made = Callable[[threading.Event], Response]
 
 SMALL_TASKS: Final = 256
-"""Answers of up to so many tasks are not large: some milliseconds of work."""
+"""Answers of up to this many tasks are not large: a few milliseconds of work."""
 _THREADS: Final = 2
-"""Large answers that are made at once: more threads would make none sooner, and the event loop wait for each."""
+"""Large answers that are made at once: more threads would not finish sooner, and each would delay the event loop."""
 
 
 class ClientLeftError(Exception):
@@ -85,7 +85,7 @@ class _LargeAnswer(Response):
         except ClientLeftError:
             return
         finally:
-            left.set()  # a thread that still works for a request out of time ends, too
+            left.set()  # a thread that still works for a request that is out of time ends, too
             listening.cancel()
 
 

@@ -19,7 +19,7 @@ _HIDDEN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message", "asctime", "time", "level", "logger", "exception",
     "levelname_bracketed", "component", "trace_msg", "service_name",  # BentoML adds them to records for its own format
 }  # fmt: skip
-"""Attributes that are not extras of a record, or would replace a field of the line."""
+"""Attributes of a record that are not its extras, or would replace a field of the line."""
 _SECRET: Final = frozenset({"authorization", "token", "password", "cookie", "headers", "body", "content"})
 """Extras that are never written."""
 _BEARER: Final = re.compile(r"(?i)\b(bearer)\s+[^\s\"',;]+")
@@ -92,7 +92,7 @@ def without_secrets(text: str) -> str:
 
 
 def _plain(value: Any) -> str | int | float:
-    """Return a value that JSON has; all others as text."""
+    """Return a value that JSON can hold; any other as text."""
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return without_secrets(str(value))

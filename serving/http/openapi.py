@@ -1,4 +1,4 @@
-"""Makes the OpenAPI page of ``/docs.json`` out of the wire models and the declarations of the routes."""
+"""Makes the OpenAPI page of ``/docs.json`` from the wire models and the declarations of the routes."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _INDEX: Final = """<!doctype html>
 <script>SwaggerUIBundle({url: "./docs.json", dom_id: "#swagger-ui", validatorUrl: null})</script></body>
 </html>
 """
-"""Page that shows the routes, of files that BentoML brings; its own page loads a script of another host."""
+"""Page that shows the routes, with files that BentoML ships; BentoML's own page loads a script from another host."""
 _OWN_ALONE: Final = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
 """Content security policy under which a page loads nothing from other hosts."""
 REFUSALS: Final = {
-    BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
+    BAD_REQUEST: "The body is not JSON, or not an Arrow stream.",
     UNAUTHORIZED: "The bearer token is missing or wrong.",
-    FORBIDDEN: "The token may only read; or, where none is asked for, a web page of another origin, or a name that is "
-    "not this service's.",
+    FORBIDDEN: "The token may only read; or, where none is asked for, the request comes from a web page of another "
+    "origin, or names a host that is not this service.",
     NOT_FOUND: "There is no such task, or no such machine with tasks.",
     TIMEOUT: "The body did not arrive in time.",
     TOO_LARGE: "The body is too large, or holds too many rows.",
@@ -119,7 +119,7 @@ class Parameters(BaseModel):
 
 
 class CertaintyParameters(Parameters):
-    """Parameters that say how sure a reservation should be."""
+    """Parameters that choose how safe a reservation is."""
 
     margin: MarginName | None = Field(default=None, description="Safety margin; the service's default where absent.")
     budget: Annotated[Share | None, BeforeValidator(_number)] = Field(

@@ -25,7 +25,7 @@ HEAD_S: Final = 10.0
 """Longest time for a request's line and headers to arrive, in seconds, from the first byte, or from the start of the
 connection. The guard sees a request only after them."""
 _OWN_FILES: Final = 128
-"""Files that the process keeps for itself: libraries, the log, snapshots and the model's registry."""
+"""Open files that the process reserves for itself: libraries, the log, snapshots and the model's registry."""
 _REASONS: Final = {BAD_REQUEST: "Bad Request", TIMEOUT: "Request Timeout", UNAVAILABLE: "Service Unavailable"}
 
 
@@ -70,14 +70,14 @@ class BoundedProtocol(H11Protocol):
         self._await_reading()
 
     def resume_writing(self) -> None:
-        """End it: the client has read."""
+        """Stop the timer: the client has read."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Begin to be idle, unless the next request is here already."""
+        """Become idle, unless the next request is here already."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._await_reading()
@@ -133,9 +133,9 @@ class BoundedProtocol(H11Protocol):
         self._stop_timer()
         cycle = self.cycle
         under_way = cycle is not None and not cycle.response_complete
-        # a client that still sends its body has no answer yet, and takes this one; else it would take it for its answer
+        # a client that still sends its body gets this answer; any other would take it for the answer to its request
         if under_way and cycle.more_body and not cycle.response_started:
-            cycle.disconnected, under_way = True, False  # the service answers no more, and takes nothing
+            cycle.disconnected, under_way = True, False  # the service answers and takes nothing any more
             cycle.message_event.set()
         if not under_way and not self.transport.is_closing():
             body = RequestError(status, code, message).body.model_dump_json().encode()
@@ -152,7 +152,7 @@ def bound_heads() -> None:
 
 
 def bound_connections(settings: ServingSettings, open_files: int) -> None:
-    """Bound connections and their times by the settings, and their number by the files that may be open, too."""
+    """Bound connections and their times by the settings, and their number also by the files that may be open."""
     room = max(open_files - _OWN_FILES - backlog_of(open_files), 1)
     if room < settings.max_connections:
         log.warning(

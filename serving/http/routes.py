@@ -84,9 +84,9 @@ _WRITE: Final = b"write"
 """Key of the outcome of a write, as JSON, in the metadata of the table of reservations that answers it."""
 _JSON: Final = "application/json"
 _NO_TASKS: Final = '"tasks":[]'
-"""In the JSON of an answer without tasks, where its tasks belong; in a text, quotes are escaped."""
+"""Place of the tasks in the JSON of an answer without tasks; within strings, quotes are escaped."""
 _METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-"""Methods that are refused where a path is unknown, or known to others alone."""
+"""Methods that are refused where a path is unknown, or known only with other methods."""
 _LISTS: Final = (s.MACHINE_ID, s.COLLECTION_ID)
 """Parameters that may be given many times."""
 
@@ -139,7 +139,7 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
             raise HTTPException(METHOD_NOT_ALLOWED, f"use {' or '.join(methods)}", {"Allow": ", ".join(methods)})
         raise RequestError(NOT_FOUND, "not_found", f"no such path; the paths are {', '.join(sorted(paths))}")
 
-    api.api_route("/machines/fit", methods=_METHODS, include_in_schema=False)(not_found)  # it is no machine's id
+    api.api_route("/machines/fit", methods=_METHODS, include_in_schema=False)(not_found)  # not the id of a machine
     add("/machines/{machine_id}", "GET", _machine, MachineExplanation, NOT_FOUND, INVALID, machine_id=Machine)
     add("/cell", "GET", _state, StateInfo)
     add("/model", "GET", _model, ModelInfo)
@@ -168,7 +168,7 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
 
 
 def _declared(handler: Handler, parameters: dict[str, Any]) -> Callable[..., None]:
-    """Return a function that is never called: FastAPI makes the page out of its signature and its docstring."""
+    """Return a function that is never called: FastAPI makes the page from its signature and its docstring."""
 
     def declared() -> None: ...
 
@@ -235,7 +235,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     parameters = _parameters(request, UsageParameters)
     wanted, query = parameters.answer, _query_of(parameters)
     runtime.writer.check()
-    if wanted != "none":  # what is wrong with the question is said before anything is stored
+    if wanted != "none":  # errors in the query are reported before anything is stored
         margins_of(query, runtime.tracker.look(_NO_KEY).scorer, settings.margin)
 
     def read() -> rows.UsageRows:
@@ -333,7 +333,7 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
             return _table(runtime, table)
         machines, without = runtime.tracker.machines()
         page, following = machines_from(machines, asked.after, asked.page_size)
-        found = _sums(runtime, None if len(page) == len(machines) else page)  # all of them are found faster unnamed
+        found = _sums(runtime, None if len(page) == len(machines) else page)  # a query for all is faster without names
         body = machines_as_json(found, runtime.units, without_machine=without, following=following)
         return Response(body, media_type=_JSON)
 
@@ -406,7 +406,7 @@ async def _reservations_response(
         page = page_of(query, tracker, key, whole=whole)
         return _made(runtime, query, page, write, left, whole=whole)
 
-    if whole and some:  # Arrow for a part of the cell is made in no time
+    if whole and some:  # Arrow for a part of the cell is made at once
         return await run_in_threadpool(respond)
     if (n if whole else min(n, query.page_size)) > SMALL_TASKS and some:
         page = await run_in_threadpool(lambda: page_of(query, tracker, key, whole=whole))

@@ -1,4 +1,4 @@
-"""Reads bearer tokens from files, follows their replacement, and refuses requests that theirs does not allow."""
+"""Reads bearer tokens from files, follows their replacement, and refuses requests that their token does not allow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _TOKEN: Final = re.compile(rb"[!-~]{16,1024}")
 """A token: visible ASCII, of a length that cannot be guessed."""
 _LOOK_S: Final = 1.0
-"""Seconds between two looks at whether the token was replaced: a look takes a microsecond, and replacing it minutes."""
+"""Seconds between two checks for a replaced token: a check takes a microsecond, and a replacement minutes."""
 _READING: Final = frozenset({"/v1/reservations", "/v1/cell/reservations", "/v1/machines/fit"})
 """Paths at which a request with a body stores nothing."""
 _READ_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -58,7 +58,7 @@ class Token:
         self._looked_s = -_LOOK_S
 
     def is_given(self, given: bytes, now_s: float) -> bool:
-        """Return whether a request gives it; a new one counts within a second."""
+        """Return whether a request carries it; a new one counts within a second."""
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._look_again()
@@ -72,7 +72,7 @@ class Token:
                 self._token = read_token(self._file)
                 log.info("the token was replaced: %s", self._file)
             except ConfigError as error:
-                log.error("%s; the token of before stays", error)
+                log.error("%s; the previous token stays", error)
 
 
 class Tokens:
@@ -92,8 +92,8 @@ class Tokens:
     def __init__(self, settings: ServingSettings) -> None:
         if settings.token_file is None and settings.read_token_file is not None:
             raise ConfigError(
-                "RECLAIM_READ_TOKEN_FILE names a token that may only read, and without --token-file anybody may write; "
-                "name that, too"
+                "RECLAIM_READ_TOKEN_FILE names a token that may only read, and without --token-file every caller may "
+                "write; name that, too"
             )
         self._all = None if settings.token_file is None else Token(settings.token_file)
         self._read = None if settings.read_token_file is None else Token(settings.read_token_file)

@@ -186,8 +186,8 @@ class StartModel:
 def start_model(settings: ServingSettings) -> StartModel:
     """Return the model that the settings name, checked; else the last one that was served under that reference.
 
-    Where there is neither and the settings name no model, the built-in one serves until there is a champion. One that
-    is named is not replaced: its operator would take the answers for its own.
+    Where there is neither and the settings name no model, the built-in one serves until there is a champion. A
+    named model is not replaced: its operator would mistake the answers for those of that model.
 
     A worker that starts again takes the latest cached model: it may have been promoted after ``launch`` cached its own.
 
@@ -264,7 +264,7 @@ def checked_model(location: ModelLocation, settings: ServingSettings) -> LoadedM
         check_answers(model.bundle)
     except ReclaimError:
         raise
-    except Exception as error:  # files that load may fail in any way when they are asked
+    except Exception as error:  # a model that loads may still fail in any way when it answers
         raise ModelError(f"{location.folder}: the model fails on the canary batch ({error!r})") from error
     return model
 

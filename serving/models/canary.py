@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SEED: Final = 20_150_421
 _GAP_US: Final = 6 * 3_600_000_000
-"""Length of each gap of a history with gaps: longer than every horizon but a day's."""
+"""Length of each gap of a history with gaps: longer than every horizon except a day's."""
 _NOW_US: Final = 40 * 86_400_000_000
 """End of all histories."""
 _BEFORE_THE_TRACE, _UNTOLD = 0, UNKNOWN_ID
@@ -131,7 +131,7 @@ def check_answers(bundle: Bundle) -> None:
 
 
 def _measured(slot: NDArray[np.int64], windows: Windows) -> NDArray[np.int64]:
-    """Return the rows up to which something was measured of their tasks: of the others a model may say nothing."""
+    """Return the rows whose tasks have been measured by then: for the others a model may have no forecast."""
     known = np.isfinite(windows.usage).any(axis=1)
     first = np.full(int(slot.max()) + 1, len(slot))
     np.minimum.at(first, slot[known], np.flatnonzero(known))

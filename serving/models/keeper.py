@@ -96,7 +96,7 @@ class _Current:
 
 
 class _Followed:
-    """A reference, its current model, and the function that takes over another one."""
+    """A reference, its current model, and the function that switches to another one."""
 
     def __init__(self, reference: str, hand_over: Callable[[LoadedModel], None], refused: Callable[[], None]) -> None:
         self.reference = reference
@@ -108,7 +108,7 @@ class _Followed:
         self._again_at = -math.inf
 
     def refuse(self, found: ModelVersion | None, why: str, again_s: float = math.inf) -> None:
-        """Keep the reason, log it once, and do not try again for some seconds; None: the reference resolves to none."""
+        """Keep the reason, log it once, and do not try again for some seconds; None: the reference has no version."""
         version = None if found is None else found.version
         refused = Refusal(version, why)
         if refused != self.refused:
@@ -251,7 +251,7 @@ class ModelKeeper:
             if self._registry_is_there():
                 why, now = without_credentials(error), datetime.now(UTC).isoformat(timespec="seconds")
                 self._registry = f"unreachable: {why} (since {now})"
-                log.warning("the model registry is %s; %s goes on", self._registry, self._main.named())
+                log.warning("the model registry is %s; %s keeps serving", self._registry, self._main.named())
             return
         if found is None:
             if followed is self._shadow and followed.current is not None:

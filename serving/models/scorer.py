@@ -149,9 +149,9 @@ class Scorer:
         self.own_price = model.bundle.portable
         known = np.isfinite(trained) & (not self.own_price)
         self.of_cell_size = not known.all()
-        """True where the cell's mean limit counts: a model of other cells, or of several datasets, has none."""
+        """True where the cell's mean limit matters: a model of other cells, or of several datasets, has none."""
         of_machines = np.where(known, trained, self.mean_limit)
-        of_tasks = self.mean_limit if self.own_price else trained  # by what the prices were set
+        of_tasks = self.mean_limit if self.own_price else trained  # the amounts by which the prices were set
         self.machines = model.bundle.machine_estimator(mean_limit=tuple(of_machines.tolist()))
         self._estimator = model.bundle.bare_estimator(mean_limit=of_tasks, cell=cell)
         self._threads = threads
@@ -185,7 +185,7 @@ class Scorer:
         last : Windows
             The ``n`` last windows.
         of_cell : bool
-            Whether what a cell needs is wanted, too: shares, which take a seventh of the time, and risks.
+            Whether to compute what a cell needs, too: shares, which take a seventh of the time, and risks.
         """
         steps, risk, forecast = self._estimator.steps(x, last, risks=of_cell)
         quantiles, oom = forecast.at(self.horizon_s)
@@ -217,7 +217,7 @@ class Scorer:
         Raises
         ------
         ModelError
-            No margin kept to it, or the model has no such rates.
+            No margin kept the budget, or the model has no such rates.
         """
         kept = violations_of(self.model, tier)
         for name in reversed(MARGIN_NAMES):
@@ -225,4 +225,4 @@ class Scorer:
                 return name
         said = ", ".join(f"{name} {rate:.3g}" for name, rate in kept.items()) or "the model does not say"
         whose = "" if tier is None else f" among tasks of tier {tier}, or of all tiers where it has too few,"
-        raise ModelError(f"no margin kept to a budget of {budget:g}{whose} on validation data ({said})")
+        raise ModelError(f"no margin kept a budget of {budget:g}{whose} on validation data ({said})")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it imports torch, which this file does not need
     from reclaim.training.models.forecaster import InputRanges
 
 SAMPLE_ROWS: Final = 2_048
-"""Rows of a call that are measured, at most: enough to know a share of 1 % to 0.2 %, in 2 ms."""
+"""Largest number of rows measured per call: enough to know a share of 1 % to within 0.2 %, in 2 ms."""
 FADE_S: Final = 86_400.0
 """After this time of the cell's clock a row weighs 1/e of a new one, in seconds: a day's cycle stays visible."""
 _SHOWN: Final = 5

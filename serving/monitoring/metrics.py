@@ -76,7 +76,7 @@ class Family:
 
 _PRICED: Final = ("margin", "tier", "resource")
 _BY_TIER: Final = ("role", "tier", "resource")
-_JUDGED: Final = "whose horizon has passed and in it something was measured"
+_JUDGED: Final = "whose horizon has passed with something measured in it"
 
 SHOWN: Final[Mapping[str, Family]] = {
     "ready": Family("gauge", "1 while /readyz is ok, else 0."),
@@ -84,7 +84,7 @@ SHOWN: Final[Mapping[str, Family]] = {
     "writes_waiting": Family("gauge", "Writes in the queue."),
     "tasks_tracked": Family("gauge", "Tasks in memory."),
     "tasks_stale": Family("gauge", "Tasks whose last window is too old to rest a reservation on."),
-    "tasks_room": Family("gauge", "Further tasks that the memory would take."),
+    "tasks_room": Family("gauge", "Number of further tasks that the memory has room for."),
     "state_bytes": Family("gauge", "Size of the state: memory, log, snapshot.", ("part",)),
     "snapshot_age_seconds": Family("gauge", "Time since the last snapshot was made."),
     "snapshot_duration_seconds": Family("gauge", "Duration of the last snapshot."),
@@ -118,10 +118,10 @@ SHOWN: Final[Mapping[str, Family]] = {
         ("margin", "resource"),
     ),
     "machines_answers_total": Family(
-        "counter", "Answers for machines whose horizon has passed and in it the machine was measured.", ("resource",)
+        "counter", "Answers for machines whose horizon has passed with the machine measured in it.", ("resource",)
     ),
     "machines_violations_total": Family(
-        "counter", "Those of them whose peak passed what was reserved.", ("margin", "resource")
+        "counter", "Those of them whose peak exceeded what was reserved.", ("margin", "resource")
     ),
     "machines_budget_spent_ratio": Family(
         "gauge",
@@ -135,7 +135,7 @@ SHOWN: Final[Mapping[str, Family]] = {
     ),
     "machines_at_once_ratio": Family(
         "gauge",
-        "Share of the machines that passed what was reserved at the last time that is known.",
+        "Share of the machines whose peak exceeded what was reserved at the last known time.",
         ("margin", "resource"),
     ),
     "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", ("margin", "resource")),
@@ -206,18 +206,14 @@ class Metrics(Collector):
             "request_duration_seconds", "Time to answer, by route.", "endpoint", "method", "status"
         )
         self._refused = self._counter("requests_refused", "Requests refused, by HTTP status.", "code")
-        windows = self._counter(
-            "windows", "Usage windows, by what became of them; refused: could not be read.", "outcome"
-        )
+        windows = self._counter("windows", "Usage windows, by outcome; refused: could not be read.", "outcome")
         phases = self._histogram("write_phase_duration_seconds", "Time that each part of a write took.", "phase")
         answer_phases = self._histogram(
             "answer_phase_duration_seconds", "Time that each part of an answer for many tasks took.", "phase"
         )
-        promotions = self._counter(
-            "promotions", "Models that an alias was moved to, by what became of them.", "outcome"
-        )
+        promotions = self._counter("promotions", "Models that an alias was moved to, by outcome.", "outcome")
         recorded = self._counter(
-            "recorded_windows", "Windows for --record, by what became of them; dropped: not written.", "outcome"
+            "recorded_windows", "Windows for --record, by outcome; dropped: not written.", "outcome"
         )
         above = self._counter(
             "windows_above_limit", f"Windows taken whose mean usage is above {FAR_ABOVE:g} times the limit.", "resource"
@@ -254,7 +250,7 @@ class Metrics(Collector):
             self._refused.labels(str(status)).inc()
 
     def windows(self, outcome: str, n: int = 1) -> None:
-        """Count windows by what became of them, one of ``OUTCOMES``."""
+        """Count windows by outcome, one of ``OUTCOMES``."""
         if n:
             self._windows[outcome].inc(n)
 
@@ -280,7 +276,7 @@ class Metrics(Collector):
         self._promotions[outcome].inc()
 
     def recorded(self, outcome: str, n: int) -> None:
-        """Count windows by what became of their record, one of ``RECORDINGS``."""
+        """Count windows by the outcome of their recording, one of ``RECORDINGS``."""
         self._recorded[outcome].inc(n)
 
     def show(self, read: Callable[[], Shown]) -> None:
@@ -332,7 +328,7 @@ def quality_shown(role: str, numbers: QualityNumbers) -> Shown:
 
 
 def prices_shown(prices: Iterable[CellPrice]) -> Shown:
-    """Return the prices of the moment, what they are over the model's, and the violations over the budgets."""
+    """Return the prices of the moment, their ratios to the model's, and the violations over the budgets."""
     out: dict[str, dict[tuple[str, ...], float]] = {
         name: {} for name in ("price_limits", "price_moved_ratio", "price_budget_spent_ratio")
     }
@@ -358,7 +354,7 @@ def machines_shown(limit: NDArray[np.float64], reclaimable: NDArray[np.float64])
 
 
 def machine_margins_shown(margins: Iterable[MachineMargin]) -> Shown:
-    """Return the margins of machines of the moment, and what came of earlier answers."""
+    """Return the margins of machines of the moment, and the outcomes of earlier answers."""
     names = ("answers_total", "violations_total", "budget_spent_ratio", "asked_ratio", "at_once_ratio",
              "most_at_once_ratio")  # fmt: skip
     out: dict[str, dict[tuple[str, ...], float]] = {f"machines_{name}": {} for name in names}

@@ -70,7 +70,7 @@ class _Watched:
                 self.following.resize(self.scorer)
         if self.following is None:
             return None, self.scorer.prices
-        scores = self.scorer.score(taken.x, taken.last)  # its price rests on the answers for all tasks
+        scores = self.scorer.score(taken.x, taken.last)  # its price depends on the answers for all tasks
         self.following.take(taken, scores, size.begun_us)
         return scores, self.following.prices.now
 
@@ -178,7 +178,7 @@ class Watch:
         self._later(done)
 
     def _later(self, act: Callable[[], None]) -> None:
-        """Run it in the thread; wait where the thread is far behind."""
+        """Queue it for the thread; wait where the thread is far behind."""
         while self._ahead and (self._ahead[0].done() or len(self._ahead) >= _MOST_QUEUED):
             fault = self._ahead.popleft().exception()
             self._fault = self._fault or fault

@@ -15,10 +15,10 @@ from reclaim.features.targets import TARGETS
 from reclaim.serving.answers.encode import SERVED_RULES, peak_position
 
 NAMES: Final = {
-    "namespace": (s.NAMESPACE, "namespace of the task; it and the next three where the dataset has names"),
-    "workload": (s.WORKLOAD, "its workload; of a series its collection, or the task without one"),
+    "namespace": (s.NAMESPACE, "namespace of the task; this and the next three columns where the dataset has names"),
+    "workload": (s.WORKLOAD, "its workload; for a series its collection, or the task where it has none"),
     "container": (s.CONTAINER, "its container"),
-    "task": (s.POD, "its pod; of a series the task itself"),
+    "task": (s.POD, "its pod; for a series the task itself"),
 }
 """Columns with names → columns of the dataset's names, and the meaning."""
 

@@ -43,7 +43,7 @@ _UNITS: Final = Units(cpu="trace cpu", memory="trace memory")
 
 @dataclass(frozen=True)
 class _Asked:
-    """All that the jobs of a dataset share; a job is the number of a bucket."""
+    """Everything that the jobs of a dataset share; a job is the number of a bucket."""
 
     scorer: Scorer
     features: FeatureSet
@@ -53,7 +53,7 @@ class _Asked:
 
 
 def check_margin(name: str) -> str:
-    """Return the name of a margin; ConfigError where it is none of ``MARGIN_NAMES``."""
+    """Return the name of a margin; ConfigError where it is not one of ``MARGIN_NAMES``."""
     if name not in MARGIN_NAMES:
         raise ConfigError(f"margin must be one of {', '.join(MARGIN_NAMES)}, got {name!r}")
     return name
@@ -104,7 +104,7 @@ def predictions(
 def _latest(scorer: Scorer, features: FeatureSet, bucket: int) -> tuple[Windows, Risk]:
     """Return the latest window of every task outside alloc instances, and what the model expects of each price there.
 
-    Of a bucket; a replay solves its price for the same tasks.
+    The tasks are those of one bucket; a replay solves its price for the same tasks.
     """
     here = features.bucket(bucket)
     last = here.windows.task_starts()[1:] - 1

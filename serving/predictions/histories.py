@@ -34,11 +34,12 @@ log = logging.getLogger(__name__)
 
 _WEEK_US: Final = 7 * DAY_US
 _SHORTEST_US: Final = 1_000_000
-"""Length below which no window of a monitored task is: so short are all of a table whose times are in seconds."""
+"""Length that every window of a monitored task reaches: all windows are shorter in a table whose times are in
+seconds."""
 _UNBOUNDED: Final = 2**63 - 1
 """Rows, and words of dictionaries, of a table that is in memory already: categories may be more than its rows."""
 _OWNERS: Final = {USER: s.USER_ID, LOGICAL_NAME: s.LOGICAL_NAME_ID}
-"""Columns of histories that say whose a task is, and those of a dataset's tasks."""
+"""Columns of histories that say who owns a task, and those of a dataset's tasks."""
 _OF_TASK: Final = (*_OWNERS, IN_ALLOC)
 """Columns of histories that a dataset's usage does not have under the same name."""
 

@@ -37,8 +37,8 @@ def place_of(first: Path, version: int) -> Place:
     Parameters
     ----------
     first : Path
-        Folder next to them that holds a format up to 8, if any. Every release locks it: so one knows that the state is
-        in use by another, of whatever format.
+        Folder next to them that holds a format up to 8, if any. Every release locks it, so that it detects another
+        release that uses the state, of whatever format.
     version : int
         As for ``Store.open``; from 9 on.
     """
@@ -52,7 +52,7 @@ def place_of(first: Path, version: int) -> Place:
 
 
 def version_in(folder: Path) -> int | None:
-    """Return the state version of a store's folder, of its newest files that say one; None where none does."""
+    """Return the state version of a store's folder, from its newest files that state one; None where none does."""
     if not folder.is_dir():
         return None
     versions = chain(

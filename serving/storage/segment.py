@@ -20,7 +20,7 @@ from reclaim.serving.storage.log_format import CRC, HEADER, HEADER_BYTES, RECORD
 Payload = bytes | bytearray | memoryview | NDArray[Any]
 """Contiguous bytes of any type."""
 _PROBE_BYTES: Final = 2**20
-"""Free room from which a full disk counts as mended: enough for a write of some ten thousand windows."""
+"""Free space from which on a full disk counts as recovered: enough for a write of some ten thousand windows."""
 
 
 @dataclass(frozen=True)

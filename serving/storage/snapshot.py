@@ -35,7 +35,7 @@ _HEAD_BYTES: Final = 2**16
 
 
 class DamagedError(StoreError):
-    """A snapshot is not what was written."""
+    """A snapshot differs from what was written."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]
 
 
 def _check(snapshot: Path, entry: dict[str, Any], room: Callable[[int], memoryview]) -> None:
-    """Read an array's file in chunks, each into the room for what follows a byte; compare it with the manifest."""
+    """Read an array's file in chunks, each into the buffer behind the one before; compare it with the manifest."""
     path = snapshot / entry["file"]
     size = checksum = 0
     with _reading(path), path.open("rb", buffering=0) as file:
@@ -256,7 +256,7 @@ def _read_array(snapshot: Path, entry: dict[str, Any]) -> NDArray[Any]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Any:
-    """Report a file that is missing or unreadable as damaged; other errors are not the snapshot's."""
+    """Report a file that is missing or unreadable as damaged; other errors are not due to the snapshot."""
     try:
         yield
     except OSError as error:

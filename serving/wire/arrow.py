@@ -35,7 +35,7 @@ _HEADERS: Final = {_DICTIONARY: (1,), _BATCH: ()}
 _LENGTH, _COMPRESSION, _IS_DELTA = 0, 3, 2
 """Fields of Arrow's Message.fbs: the first two of the table ``RecordBatch``, the third of ``DictionaryBatch``."""
 _MOST_BATCHES: Final = 1_000
-"""Batches, and dictionaries, of a stream at most: each costs some 10 µs a column, even an empty one."""
+"""Largest number of batches, and of dictionaries, in a stream: each costs some 10 µs a column, even an empty one."""
 _LARGEST: Final = np.uint64(2**63 - 1)
 _OUT_OF_RANGE: Final = -2
 """Replaces a number that does not fit in 64 bits: no id, time or code is below -1, so the row is refused."""
@@ -167,7 +167,7 @@ def _fits(kind: pa.DataType, wanted: Kind) -> bool:
 
 def _array(column: pa.ChunkedArray, kind: Kind, length: int) -> NDArray[Any]:
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # of no chunks at all
+    if isinstance(array, pa.ChunkedArray):  # a column without chunks
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     n = len(array)
     if pa.types.is_null(array.type):
@@ -195,7 +195,7 @@ def _vectors(array: pa.Array, length: int) -> NDArray[np.float32]:
     values = pc.list_flatten(kept).cast(pa.float32()).to_numpy(zero_copy_only=False)
     out[right] = values.reshape(-1, length)
     unknown = np.isnan(out)
-    out[unknown.any(axis=1) & ~unknown.all(axis=1), 0] = np.inf  # only some values, which is no distribution
+    out[unknown.any(axis=1) & ~unknown.all(axis=1), 0] = np.inf  # only some values are not a distribution
     return out
 
 

@@ -28,17 +28,19 @@ from reclaim.serving.wire.schemas import (
 )
 
 MOST_ERRORS: Final = 100
-"""Refused rows that an answer describes one by one; further ones are counted by code."""
-FAILED_WITHOUT_END: Final = "failed says how a task ended and needs ended_us; a run that another follows has failed_us"
-"""Message about a fact that says how a task ended, and not when."""
-OOM_WITHOUT_FAILURE: Final = (
-    "out_of_memory says how a run failed and needs failed_us, or failed with ended_us; false may have ended_us alone"
+"""Largest number of refused rows that an answer describes; further ones are counted by code."""
+FAILED_WITHOUT_END: Final = (
+    "failed says how a task ended and needs ended_us; for a run that another one follows send failed_us"
 )
-"""Message about a fact that says what a failure was, and has none."""
+"""Message about a fact that gives how a task ended, but not when."""
+OOM_WITHOUT_FAILURE: Final = (
+    "out_of_memory says how a run failed and needs failed_us, or failed with ended_us; false needs only ended_us"
+)
+"""Message about a fact that gives the cause of a failure, but no failure."""
 MOST_NAMED: Final = 500_000
-"""Tasks, machines or collections that a query names at most, of each."""
+"""Largest number of tasks, of machines and of collections that a query names."""
 MOST_PAGE: Final = 10_000
-"""Tasks on one JSON page at most."""
+"""Largest number of tasks on a JSON page."""
 
 SchedulingClass = Annotated[int, Field(ge=0, le=3)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -69,10 +71,10 @@ class _Facts(Wire):
 
 
 class UsageWindow(Window, _Facts):
-    """A measurement window, and the task it is of."""
+    """A measurement window, and its task."""
 
     limit: ResourceLimit | None = Field(
-        default=None, description="Limit at that time; absent: the last one given, and refused where none was given."
+        default=None, description="Limit at that time; absent: the last one given; without any, the window is refused."
     )
     scheduled_us: TimeUs | None = Field(default=None, description="Start of the run, µs; absent: the last one given.")
 
@@ -81,14 +83,14 @@ class UsageRequest(Wire):
     """Windows in any order; good ones are taken even where others are refused."""
 
     windows: Annotated[list[UsageWindow], FailFast()] = Field(min_length=1)
-    units: Units | None = Field(default=None, description="Refused where given and not the cell's.")
+    units: Units | None = Field(default=None, description="Refused where they differ from the cell's.")
 
 
 class TaskFacts(_Facts):
     """Facts about a task: its limit, its machine, its end."""
 
     limit: ResourceLimit | None = Field(
-        default=None, description="Its limit now; absent or null leaves the one that is known."
+        default=None, description="Its current limit; absent or null leaves the one that is known."
     )
     since_us: TimeUs | None = Field(
         default=None,
@@ -136,7 +138,7 @@ class TasksRequest(Wire):
 
 
 class TaskName(Wire):
-    """A task, and its reservation where it is unknown: this limit."""
+    """A task, and the limit that is its reservation where the service does not know it."""
 
     collection_id: TaskId
     instance_index: TaskId = 0
@@ -144,7 +146,7 @@ class TaskName(Wire):
 
 
 class CellQuery(Wire):
-    """Tasks whose reservations are wanted, and their margin; all lists absent: all tasks.
+    """Tasks whose reservations are wanted, and their margin; without any list: all tasks.
 
     Machines and collections together are the tasks of these collections on these machines.
     """
@@ -161,16 +163,18 @@ class CellQuery(Wire):
     margin: MarginName | None = Field(
         default=None, description="Safety margin of all tasks; the service's default where absent."
     )
-    margins: dict[TierName, MarginName] = Field(default_factory=dict, description="Margin of a tier, before `margin`.")
+    margins: dict[TierName, MarginName] = Field(
+        default_factory=dict, description="Margin of a tier; takes precedence over `margin`."
+    )
     budget: Share | None = Field(
         default=None,
         description="In place of `margin`: the share of task-windows that may exceed their reservation within the "
-        "horizon. Of the margins that kept to it on validation data, the one that reclaims most is used.",
+        "horizon. Of the margins that kept it on validation data, the one that reclaims most is used.",
     )
     budgets: dict[TierName, Share] = Field(
         default_factory=dict,
-        description="Budget of a tier, before `budget`: of the margins that kept to it among the tier's own tasks, or, "
-        "where too few of them were measured, among those of all tiers.",
+        description="Budget of a tier; takes precedence over `budget`. The margin is chosen among those that kept it "
+        "for the tier's own tasks, or, where too few of them were measured, for the tasks of all tiers.",
     )
     page_size: PageSize = Field(default=1_000, description="Tasks on a JSON page.")
     after: str | None = Field(
@@ -283,34 +287,34 @@ class CellPrice(Answer):
     tier: TierLabel
     resource: str
     start: float = Field(
-        description="Where it began: as set on validation data, or the own price of a model of other cells."
+        description="Where it began: as set on validation data, or as a model of other cells set it itself."
     )
     now: float = Field(description="The one that reservations are made at.")
     budget: float | None = Field(description="Share of answers that may be violated; null for `medium`.")
     own: float | None = Field(
-        description="The price at which the model itself expects the budget, of the last hour's answers. Far from "
-        "`start`, the load is another one than that of the validation data, or there was too little of that."
+        description="The price at which the model itself expects the budget, of the last hour's answers. Where it is "
+        "far from `start`, the load differs from that of the validation data, or there was too little of that data."
     )
     violated: float | None = Field(
-        description="Share of the answers whose horizon ended in the last day or so that were; null before the first, "
+        description="Violated share of the answers whose horizon ended in the last day or so; null before the first, "
         "and for `medium`. `now` has moved by the violations since, too."
     )
 
 
 class MachineMargin(Answer):
-    """Probability that the peaks of machines are asked for under a margin, and what came of earlier answers."""
+    """Probability by which the peaks of machines are set under a margin, and the outcomes of earlier answers."""
 
     margin: MarginName
     resource: str
     budget: float = Field(description="Share of machines' times that may be violated.")
-    asked: float = Field(description="Probability that is asked of the estimator, by which the budget is kept.")
+    asked: float = Field(description="Probability for which the estimator sets the peaks, so that the budget is kept.")
     lowered: float = Field(description="Factor in `asked` by which too many machines at once lower it; 1: none.")
     judged: int = Field(description="Answers whose peak is known, of all machines since the model began to answer.")
-    violated: int = Field(description="Those of them whose peak passed what was reserved.")
+    violated: int = Field(description="Those of them whose peak exceeded what was reserved.")
     recent: float | None = Field(
         description="Share of the answers of the last day or so that were violated; null before the first is known."
     )
-    at_once: float | None = Field(description="Share of the machines that passed at the last time that is known.")
+    at_once: float | None = Field(description="Share of the machines whose peak exceeded it at the last known time.")
     most_at_once: float | None = Field(description="The largest such share of the last day.")
 
 

@@ -1,4 +1,4 @@
-"""Turns problems of a request into the one shape of error, with a line that names field and row."""
+"""Turns problems of a request into the common shape of errors, with a line that names field and row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ milliseconds."""
 _SHOWN_CHARACTERS: Final = 60
 """Characters of a caller's own text that an error repeats."""
 _SHOWN_BITS: Final = 128
-"""Whole numbers longer than this are not written out, in bits; Python refuses the longest."""
+"""Whole numbers of more bits than this are not written out; Python refuses the longest."""
 _EXTRA: Final = "extra_forbidden"
 _SILENT: Final = ("missing", _EXTRA)
 """Problems of a field's name, not of its value."""
@@ -64,7 +64,7 @@ class RequestError(Exception):
     status : int
         HTTP status.
     code : str
-        A fixed word for programs.
+        A fixed code for programs.
     message : str
         One line for people.
     field : str or None
@@ -115,7 +115,7 @@ def parse_json(body: bytes) -> Any:
     except ValueError as error:
         reason = _short(str(error))
         raise RequestError(BAD_REQUEST, "malformed_json", f"the body is not valid JSON: {reason}") from error
-    if body.count(b":") != _colons(content) or b"\\u" in body:  # each field has one, and no parser reports twins
+    if body.count(b":") != _colons(content) or b"\\u" in body:  # no parser reports repeated fields
         _refuse_twins(body)
     return content
 

@@ -10,13 +10,13 @@ from reclaim.serving.wire.cell_schemas import MachineMargin, Share, Step
 from reclaim.serving.wire.schemas import Answer, MarginName, ModelName, ResourceLimit, Resources, TaskId, Units, Wire
 
 MOST_CANDIDATES: Final = 1_000
-"""Candidates of one question at most."""
+"""Largest number of candidates in a question."""
 MOST_CAPACITIES: Final = 100_000
-"""Machines that one question names at most."""
+"""Largest number of machines that a question names."""
 MOST_PAIRS: Final = 10_000_000
-"""Candidates times machines at most, some 0.3 µs each: a thousand candidates on ten thousand machines."""
+"""Largest product of candidates and machines, some 0.3 µs each: a thousand candidates on ten thousand machines."""
 MOST_PLACES: Final = 100
-"""Machines that are named for one candidate at most."""
+"""Largest number of machines returned for a candidate."""
 
 Basis = Literal["fitted", "bound", "limit"]
 """``fitted``: by the model's fit to peaks of machines; ``bound``: by the bound that needs no fit; ``limit``: no task of
@@ -31,7 +31,7 @@ class BasisByResource(Answer):
 
 
 class MachineReservation(Answer):
-    """The answer for one machine: what its tasks are foreseen to need together within the horizon."""
+    """The answer for one machine: what its tasks are predicted to need together within the horizon."""
 
     machine_id: int
     tasks: int = Field(
@@ -84,8 +84,8 @@ class Counts(Answer):
 class MachineOutcomes(Answer):
     """Number of answers for one machine that were held against its peak, and of those that it passed."""
 
-    judged: Counts = Field(description="Answers whose horizon is over and in it the machine was measured.")
-    violated: dict[str, Counts] = Field(description="Those of them whose peak passed what was reserved, by margin.")
+    judged: Counts = Field(description="Answers whose horizon is over with the machine measured in it.")
+    violated: dict[str, Counts] = Field(description="Those of them whose peak exceeded what was reserved, by margin.")
 
 
 class MachineExplanation(_AboutMachines):
@@ -125,16 +125,16 @@ class FitRequest(Wire):
         default=None,
         fail_fast=True,
         max_length=MOST_CAPACITIES,
-        description="Only these, with tasks or without; absent: all that have.",
+        description="Only these, with tasks or without; absent: all that have tasks.",
     )
-    capacity: ResourceLimit | None = Field(default=None, description="Of each machine that has none of its own.")
+    capacity: ResourceLimit | None = Field(default=None, description="Capacity of machines without one of their own.")
     margin: MarginName | None = Field(default=None, description="The service's default where absent.")
     budget: Share | None = Field(
         default=None,
         description="In place of `margin`: the share of machines' times at which the peak may pass what is reserved.",
     )
     most: Annotated[int, Field(ge=1, le=MOST_PLACES)] = Field(
-        default=10, description="Machines that are named for a candidate at most."
+        default=10, description="Largest number of machines returned for a candidate."
     )
 
 
@@ -154,7 +154,7 @@ class CandidateFit(Answer):
     instance_index: int | None
     limit: Resources
     known: bool = Field(description="Whether it counts by its forecast; false: its limit counts whole.")
-    machine_id: int | None = Field(description="Machine that it counts for, which is none of `places`.")
+    machine_id: int | None = Field(description="Machine that it counts for, which is not among `places`.")
     freed: Resources | None = Field(description="Amount by which the peak of that machine falls once it has left.")
     with_room: int = Field(description="Machines with room.")
     places: list[Place]
@@ -165,6 +165,6 @@ class FitAnswer(_AboutMachines):
 
     margin: str | None = Field(description="Null where a budget was given.")
     budget: float
-    asked: Resources = Field(description="Probability that was asked of the estimator, by which the budget is kept.")
+    asked: Resources = Field(description="Probability for which peaks are estimated, so that the budget is kept.")
     machines: int = Field(description="Machines that were tried.")
     candidates: list[CandidateFit]

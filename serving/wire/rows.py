@@ -66,9 +66,9 @@ TASK_COLUMNS: Final[dict[str, Kind]] = {
 }  # fmt: skip
 """Columns of facts about tasks as an Arrow table, one row per task."""
 _OF_FACTS: Final = (FAILED_US, FAILED_OOM)
-"""Columns of ``Windows`` that a cell fills in by facts of before."""
+"""Columns of ``Windows`` that a cell fills in from earlier facts."""
 _MIX: Final = np.int64(-7046029254386353131)
-"""Odd, with bits all over: 2^64 over the golden ratio."""
+"""Odd, with well-mixed bits: 2^64 over the golden ratio."""
 _LENGTHS: Final = {name: len(levels) for name, levels in w.VECTORS.items()}
 _MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: s.LATEST_US, s.END_US: s.LATEST_US,
                 s.SCHEDULED_US: s.LATEST_US, SINCE_US: s.LATEST_US, ENDED_US: s.LATEST_US,
@@ -265,13 +265,13 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
         for name, values in columns.items()
         if name not in (s.COLLECTION_ID, s.INSTANCE_INDEX)
     ]
-    of_task = (wanted < 0) | np.any(facts, axis=0)  # the others are about their collection alone
+    of_task = (wanted < 0) | np.any(facts, axis=0)  # the other facts are about collections only
     columns, row = {name: values[of_task] for name, values in columns.items()}, row[of_task]
     return _without_facts_after_an_end(FactRows(columns, row, estimation, table.num_rows, refusals))
 
 
 def _without_facts_after_an_end(facts: FactRows) -> FactRows:
-    """Refuse facts of a task that stand behind its end: all of a body counts at once, and the end would remove them."""
+    """Refuse facts of a task later than its end in the same body: all count at once, and the end would remove them."""
     ends = facts.columns[ENDED_US] >= 0
     if not ends.any():
         return facts
@@ -282,7 +282,7 @@ def _without_facts_after_an_end(facts: FactRows) -> FactRows:
     behind = ~ends & (np.arange(len(ends)) > first_end[task])
     if not behind.any():
         return facts
-    message = "facts behind the end of their task; send those of its next life in another call"
+    message = "facts after the end of their task; send those of its next run in another call"
     facts.refusals.add("contradiction", facts.row[behind], message, ENDED_US)
     return facts.keep(~behind)
 
@@ -387,7 +387,7 @@ def _check_ranges(columns: Columns, required: tuple[str, ...], good: NDArray[np.
                 message = f"{name}: must be one of {', '.join(s.TIERS)}"
         _refuse(wrong, "invalid_field", message, name, good, refusals)
     unlimited = {name: np.isnan(columns[name]) for name in _LIMITS}
-    message = "a limit must be given for every resource; of one that is not measured any amount will do"
+    message = "a limit must be given for every resource; for one that is not measured any amount will do"
     for name, none in unlimited.items():
         half = none & ~np.logical_and.reduce(list(unlimited.values()))
         _refuse(half, "invalid_field", message, name, good, refusals)
@@ -409,7 +409,7 @@ def _without_contradictions(usage: UsageRows) -> UsageRows:
         return usage
     name = (windows.collection_id, windows.instance_index, windows.end_us)
     mixed = ((name[0] * _MIX + name[1]) * _MIX + name[2]) * _MIX  # wraps round
-    bits = len(windows).bit_length() + 2  # few share a bin: a third of the time of sorting all
+    bits = len(windows).bit_length() + 2  # few share a bin: takes a third of the time of sorting all
     bins = (mixed.view(np.uint64) >> np.uint64(64 - bits)).view(np.int64)
     shared = np.sort(mixed[np.bincount(bins, minlength=1 << bits)[bins] > 1])
     if (shared[1:] != shared[:-1]).all():

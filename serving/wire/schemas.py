@@ -20,7 +20,7 @@ from reclaim.data.schema import LATEST_US, PERCENTILES, TAIL_PERCENTILES
 MAX_ID: Final = 2**63 - 1
 """Ids are exact 64-bit integers."""
 LONGEST_WINDOW_US: Final = 86_400_000_000
-"""Longest window: a day. Windows are minutes; one that is longer has a time in another unit than µs."""
+"""Longest window: a day. Windows last minutes; a longer one has a time in another unit than µs."""
 MAX_AMOUNT: Final = 1e18
 """The largest amount taken, in any unit; an exabyte in bytes."""
 MIN_LIMIT: Final = 1e-12
@@ -350,7 +350,7 @@ class ModelInfo(Answer):
 class ErrorBody(Answer):
     """Reason of a refusal."""
 
-    code: str = Field(description="A fixed word for programs.")
+    code: str = Field(description="A fixed code for programs.")
     message: str = Field(description="One line for people: the expected value, the given one, and where.")
     field: str | None = Field(description="Path of the field, such as `tasks[0].windows[2].cpu_mean`.")
     row: int | None = Field(description="Row of the table or of the list of windows, from 0.")

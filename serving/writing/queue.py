@@ -138,7 +138,7 @@ class WriteQueue:
             if self._closed:
                 raise RequestError(UNAVAILABLE, "stopping", "the service is stopping", retry_after_s=RETRY_S)
             if self.waiting >= self._max_waiting:
-                message = f"{self.waiting} writes are waiting already; come again"
+                message = f"{self.waiting} writes are waiting already; try again later"
                 raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
             if isinstance(rows, FactRows):
                 self._small.append(FactWrite(rows, done))

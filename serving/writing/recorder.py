@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 _MOST_ROWS: Final = 1 << 19
 """Rows in memory, 200 MB: a file is written when there are more."""
 _MOST_WRITES: Final = 1_024
-"""Writes that are kept apart: arrays of one row take ten times what the row does, and a table of one some 4 kB."""
+"""Largest number of writes kept separately: arrays of one row take ten times the memory of the row, a table of one row
+some 4 kB."""
 
 
 class Recorder:
-    """Writes files for each hour of the windows' clock; what a crash leaves unwritten is given again from the log.
+    """Writes files for each hour of the windows' clock; what a crash leaves unwritten is read again from the log.
 
     What cannot be written is dropped and counted, so that memory stays bounded; the next hour is tried again.
 
@@ -51,9 +52,9 @@ class Recorder:
         self._dropped = 0  # windows, since one was written
 
     def make_room(self, rows: Windows | FactRows) -> bool:
-        """Write what is kept where its hour is over, or too much with these rows; return whether it was.
+        """Write what is kept where its hour is over, or where these rows make it too much; return whether it wrote.
 
-        It comes before they are in the log: a mark there says that all before it are written.
+        Called before the rows are in the log: a mark there says that all before it are written.
         """
         end_us = int(rows.end_us.max()) if isinstance(rows, Windows) else self._end_us
         over = end_us // s.HOUR_US > self._end_us // s.HOUR_US
@@ -99,7 +100,7 @@ class Recorder:
             if n:
                 joined = concatenate(windows)
                 self._write("collections", owners_table(joined))
-                self._write("usage", windows_table(joined))  # the last one: what counts is whether this is there
+                self._write("usage", windows_table(joined))  # last: the hour is written where this exists
             sync_folder(self._folder)
         except OSError as error:
             if not self._dropped:
@@ -132,7 +133,7 @@ class Recorder:
                     try:
                         path.unlink(missing_ok=True)
                     except OSError as error:
-                        log.warning("%s is older than what is to be kept, and stays: %s", path, error)
+                        log.warning("%s should be deleted by its age, and stays: %s", path, error)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if not len(rows):

@@ -33,7 +33,7 @@ def facts_of(settings: ServingSettings) -> dict[str, Any]:
 
 
 def recorded(settings: ServingSettings, following: Following | None) -> dict[str, Any]:
-    """Return what the records of the log from here on depend on: the settings, and whose prices follow them."""
+    """Return what the next records of the log depend on: the settings, and the model whose prices follow outcomes."""
     return {**facts_of(settings), _PRICES: None if following is None else following.of}
 
 
@@ -43,10 +43,10 @@ def replay_log(
 ) -> int:  # fmt: skip
     """Restore a tracker from a store, under the current settings; return the number of windows folded.
 
-    The recorder is given what a process before this one did not write.
+    The recorder receives what a process before this one did not write.
 
-    Prices that followed the outcomes of the same model go on from there, to the bit: the windows since the snapshot are
-    scored again. Those of another model begin where that model has them.
+    Prices that followed the outcomes of the same model resume there, to the bit: the windows since the snapshot are
+    scored again. Those of another model start at that model's own.
 
     Raises
     ------
@@ -114,12 +114,12 @@ def _number(of: str | None) -> int:
 
 
 def _apply(facts: Mapping[str, Any], tracker: Tracker, settings: ServingSettings) -> None:
-    """Apply recorded settings to the records that follow: windows that were in time then may be too late by today's."""
+    """Apply recorded settings to the records that follow: windows in time then may be too late by today's."""
     if facts:
         theirs, ours = facts["units"], facts_of(settings)["units"]
         if theirs != ours:
             raise StoreError(
                 f"the state's amounts are in {theirs['cpu']} and {theirs['memory']}, the settings say {ours['cpu']} "
-                f"and {ours['memory']}: put RECLAIM_CPU_UNIT and RECLAIM_MEMORY_UNIT back, or take another --state"
+                f"and {ours['memory']}: put RECLAIM_CPU_UNIT and RECLAIM_MEMORY_UNIT back, or choose another --state"
             )
         tracker.tolerate(facts["lateness_s"])

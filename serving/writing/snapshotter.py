@@ -39,7 +39,7 @@ class Snapshotter:
     """Saves snapshots in its own thread, from copies that the writer thread makes between two writes.
 
     Writes wait while the copies are made, so their memory is allocated and touched before: for a cell of 250,000 tasks
-    it is 1.5 GB, which can take far longer to get from the system than to copy.
+    it is 1.5 GB, which can take far longer to allocate than to copy.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Snapshotter:
     tracker : Tracker
     settings : ServingSettings
     wake : callable
-        Has ``check`` called soon.
+        Arranges that ``check`` is called soon.
     before : callable
         Called before the log is cut: what is to be read from it again is written.
     """

@@ -287,7 +287,7 @@ class Writer:
     def _note_record(self, written: bool) -> None:
         """Note in the log that the recorder has written what came before, so that a restart does not write it again."""
         if written and self._store is not None:
-            with suppress(StoreError):  # it is written again, and an ingest drops repeated rows
+            with suppress(StoreError):  # the windows are written again, and an ingest drops repeated rows
                 self._store.append(log_records.RECORDED, b"")
 
     def _synced(self) -> Future[None]:
@@ -378,7 +378,7 @@ class Writer:
                 self._store.sync()
 
     def _shadow_following(self, scorer: Scorer | None) -> Following | None:
-        """Return what moves the prices of a shadow that prices itself; those of others stay as they were set."""
+        """Return the follower that moves the prices of a shadow that prices itself; those of others stay as set."""
         if scorer is None or not scorer.own_price or not self._settings.follow:
             return None
         return Following(scorer, threads=THREADS, at_once=self._settings.at_once)
@@ -431,7 +431,7 @@ def _run_command(command: Command) -> None:
     try:
         command.function()
         command.done.set_result(None)
-    except Exception as error:  # a model may fail in any way on tasks unlike those of its check
+    except Exception as error:  # a model may fail in any way on tasks unlike those of the canary
         log.exception("a model was not taken")
         command.done.set_exception(ModelError(f"it fails on the tasks of this cell: {error!r}"))
 

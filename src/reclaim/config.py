@@ -119,7 +119,7 @@ def _value(text: str) -> Any:
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any, assignment: str) -> None:
-    """Put a value under its dotted name; a table adds to what is set of it."""
+    """Put a value under its dotted name; a table adds to the settings already there."""
     for name in path[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 DEMONSTRATED: Final = "margins"
 """Experiment at the end of the demo."""
 MODEL: Final = "reclaim-demo"
-"""Name of the model that the demo registers: one of a synthetic cell is not to be the champion that commands take by
-default, and that a running service would answer with."""
+"""Name of the model that the demo registers: a model of a synthetic cell must not become the champion that commands
+take by default and a running service answers with."""
 SERVE: Final = f"reclaim serve --model {MODEL}@champion"
 """Command that serves it."""
 
@@ -39,7 +39,7 @@ def run_demo(
     days : float
     seed : int
     say : callable
-        Called with a line at the begin of each stage and each step of training.
+        Called with a line at the start of each stage and each step of training.
     synth_progress : callable or None
         Called with the written share of the cell.
     """

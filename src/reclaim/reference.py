@@ -125,14 +125,14 @@ def _experiments() -> list[str]:
 def _recommendation() -> list[str]:
     config = load_experiment(RECOMMEND).config
     lines = ["## Settings of `reclaim recommend`", ""]
-    lines += ["Besides those of all experiments, of which these have other defaults or are its own:", ""]
+    lines += ["In addition to those of all experiments; these have other defaults or are its own:", ""]
     return [*lines, *_settings(config, without=ComparisonConfig)]
 
 
 def _service() -> list[str]:
     lines = ["## Settings of the service", ""]
     lines += [
-        "Environment variables, of which an empty one is not set; options of `reclaim serve` take precedence.",
+        "Environment variables; an empty one counts as not set; options of `reclaim serve` take precedence.",
         "",
     ]
     meanings = meanings_of(ServingSettings)

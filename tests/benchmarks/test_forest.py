@@ -20,7 +20,7 @@ def test_a_figure_is_that_of_the_results_that_are_kept(name: str, tmp_path: Path
 
 
 def widths(svg: str) -> list[float]:
-    """Return the widths of the intervals in their order, over the widest: a page laid out anew scales them alike."""
+    """Return the widths of the intervals in their order, over the widest: another layout scales them alike."""
     found = re.findall(r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) \2 \n"', svg)
     assert len(found) > 40
     ends = [(float(left), float(right)) for left, _, right in found]

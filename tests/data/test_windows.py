@@ -224,6 +224,6 @@ def test_taking_joining_and_sorting_keep_every_array_in_step() -> None:
         assert made.percentiles[:, P50].tolist() == [1, 2, 3]
 
 
-def test_nothing_is_known_of_a_cell_until_somebody_says_it() -> None:
+def test_nothing_is_known_of_a_cell_by_default() -> None:
     assert np.isnan(Cell().largest_machine).all()
     assert Cell().monday_us == 0

@@ -1,4 +1,4 @@
-"""A dataset in an object store: every stage reads it as one of this machine, and its features lie beside it."""
+"""A dataset in an object store: every stage reads it like a local one, and its features lie next to it."""
 
 from __future__ import annotations
 

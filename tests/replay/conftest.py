@@ -28,7 +28,7 @@ MAPPING = 'collection = "service"' + series.MAPPING
 
 @pytest.fixture
 def make_windows() -> Callable[..., Windows]:
-    """Return a maker of back-to-back five-minute windows: one list of (cpu, memory) per task, limits 1 unless told."""
+    """Return a maker of adjacent five-minute windows: (cpu, memory) lists by task, by default with limits of 1."""
 
     def make(
         *tasks: list[tuple[float, float]],

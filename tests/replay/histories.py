@@ -30,5 +30,5 @@ def history_of(
 
 
 def period_of(windows: Windows, period: int | NDArray[np.int64] = TEST) -> Period:
-    """Return a cell of windows whose target is known, all of them of the test unless told."""
+    """Return a cell of windows whose target is known, by default all of the test period."""
     return lay_out_period(history_of(windows, period=period), NO_MACHINES)

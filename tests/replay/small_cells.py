@@ -121,7 +121,7 @@ def machines(*capacities: Pair, changes: Sequence[Change | tuple[float, int, boo
 
 
 def run(*tasks: Task, on: CellMachines | None = None, slots: int = 10, **how: Any) -> Outcome:
-    """Run tasks on machines, one of (1, 1) unless told."""
+    """Run tasks on machines, by default on one of (1, 1)."""
     on = on or machines((1.0, 1.0))
     masks, predecessors = how.pop("masks", None), how.pop("predecessors", ())
     made, reserved = workload(*tasks, slots=slots, masks=masks, machines=len(on), predecessors=predecessors)
@@ -150,7 +150,7 @@ class SmallCell:
     predecessors: Sequence[tuple[int, int]]
 
     def run(self, **how: Any) -> Outcome:
-        """Return what becomes of it, scheduled as told."""
+        """Return the outcome, scheduled by the given settings."""
         return run(*self.tasks, on=self.on, slots=self.slots, masks=self.masks, predecessors=self.predecessors, **how)
 
 

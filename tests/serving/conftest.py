@@ -28,7 +28,7 @@ WINDOW_US = 300_000_000
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """Give a port on which nobody listens yet, and which nobody is given by chance while the test runs."""
+    """Give a free port, reserved while the test runs, so that no other process gets it by chance."""
     with reserved_port() as port:
         yield port
 

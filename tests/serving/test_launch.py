@@ -111,7 +111,7 @@ def test_options_are_handed_on_as_settings(
     assert environment["RECLAIM_TOKEN_FILE"] == str(elsewhere / "token")
     assert environment["RECLAIM_LOG_JSON"] == "True"
     assert environment["RECLAIM_STATE"] == str(elsewhere / "reclaim-state")
-    assert (elsewhere / "reclaim-state").stat().st_mode & 0o777 == 0o700  # what a cell uses is nobody else's business
+    assert (elsewhere / "reclaim-state").stat().st_mode & 0o777 == 0o700  # what a cell uses is private
     assert environment["RECLAIM_BUNDLE"].startswith(str(elsewhere / "reclaim-state" / "models"))
     options = "services.reclaim.traffic.timeout=75.0 services.reclaim.backlog=100"
     assert environment["BENTOML_CONFIG_OPTIONS"] == options  # 10 s for the body, 60 s for the answer
@@ -148,7 +148,7 @@ def test_options_of_the_state_are_refused_with_in_memory(
     monkeypatch.setattr("reclaim.serving.http.process.prepare_process", lambda: None)
     monkeypatch.setattr(sys, "argv", ["reclaim", "serve", "--model", "./nowhere", "--in-memory", *option])
     with pytest.raises(
-        ConfigError, match=f"--in-memory keeps no state, and {option[0]} is of one; leave one of them out"
+        ConfigError, match=f"--in-memory keeps no state, and {option[0]} needs one; leave one of them out"
     ):
         cli.app(standalone_mode=False)
     assert not (elsewhere / "kept").exists()
@@ -266,7 +266,7 @@ def test_a_busy_port_is_refused_before_anything_is_loaded(taken_over: list[Taken
         ("127.0.0.1", 70_000, "--port must be between 1 and 65535, got 70000"),
         ("no such host", 3_000, "--host: no address for 'no such host'"),
         ("a..b", 3_000, "--host: no address for 'a..b'"),
-        ("192.0.2.1", 3_000, "cannot listen on 192.0.2.1 port 3000"),  # kept for documentation: nobody has it
+        ("192.0.2.1", 3_000, "cannot listen on 192.0.2.1 port 3000"),  # kept for documentation: no machine has it
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused(taken_over: list[Taken], host: str, port: int, message: str) -> None:
@@ -330,7 +330,7 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
     try:
         wait_until_ready(server, free_port, tls=tls)
         process = psutil.Process(server.pid)
-        assert process.children() == []  # nobody else holds the state, or outlives it
+        assert process.children() == []  # no other process holds the state, or outlives it
         assert not [lib for lib in process.memory_maps() if "libtorch" in lib.path]  # half of the time of a start
 
         def send(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:

@@ -112,7 +112,9 @@ def test_a_state_of_another_format_is_left_and_the_cell_begins_again_next_to_it_
     caplog.clear()
     about, tasks, shown = run(10, 2)
     (left,) = about["other_formats"]
-    assert left.startswith(f"{tmp_path / 'format-9'} has a state of format 9, which this release leaves as it is")
+    assert left.startswith(
+        f"{tmp_path / 'format-9'} has a state of format 9, which this release leaves for the one that wrote it"
+    )
     assert "tasks reserve their limit until they have history there, which `reclaim feed` sends by itself" in left
     assert about["notes"] == [f"The cell begins again in {tmp_path / 'format-10'}, as no state of format 10 is there."]
     assert {left, *about["notes"]} <= {record.getMessage() for record in caplog.records}

@@ -218,7 +218,7 @@ def test_a_price_of_the_baseline_below_that_of_the_aggressive_margin_is_refused(
         facts["prices"]["baseline"]["value"]["cpu"] = 0.5 * facts["prices"]["aggressive"]["value"]["cpu"]
 
     save_bundle(bundle, tmp_path / "bundle")
-    with pytest.raises(ModelError, match="prices: not as a model has it"):
+    with pytest.raises(ModelError, match="prices: not a value that a model has"):
         load_changed(tmp_path / "bundle", lower)
 
 

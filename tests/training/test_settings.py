@@ -63,7 +63,7 @@ def test_a_name_by_which_no_model_can_be_loaded_is_refused_before_the_fit(name: 
 
 
 def test_an_unknown_configuration_is_refused_with_the_names_of_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"google-v9: no such file, and shipped are only portable"):
+    with pytest.raises(ConfigError, match=r"google-v9: no such file; shipped are portable"):
         config_file(Path("google-v9"))
     assert config_file(None) is None
 

@@ -30,7 +30,8 @@ estimate passed the limit; ``unknown``: nothing is known of the task yet, so it 
 LIMIT, MODEL, STATISTIC, STARTUP, JUMP, CAP, UNKNOWN = range(len(RULES))
 
 _BLOCK: Final = 6
-"""Large calls are taken in the order of the slots, in blocks of two to the power of this: 16 bits name the block."""
+"""Large calls are taken in the order of the slots, in blocks of two to the power of this: 16 bits identify the
+block."""
 
 
 Settings = Mapping[str, Any]
@@ -121,11 +122,11 @@ class Estimate:
 
 
 class Estimator(ABC):
-    """A fold over a task's windows: each row's answer rests on that row and the task's earlier rows alone.
+    """A fold over a task's windows: each row's answer depends only on that row and the task's earlier rows.
 
     State lives in the estimator, in one slot per task; a slot number is the caller's name for a task. How a history
-    is cut into calls makes no difference, to the bit. One that has parameters keeps them in public attributes, and what
-    it remembers in ``_memory``: arrays with a row per slot, of zeros where nothing is known.
+    is cut into calls makes no difference, to the bit. An estimator keeps its parameters in public attributes, and its
+    state in ``_memory``: arrays with a row per slot, of zeros where nothing is known.
     """
 
     CANDIDATES: ClassVar[tuple[Settings, ...]] = ({},)
@@ -152,7 +153,7 @@ class Estimator(ABC):
         return state_of(self._made_by, {name: array[: self._n_slots] for name, array in self._memory.items()})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Forget everything and go on from what ``state`` gave, to the bit as if there had been no stop.
+        """Forget everything and continue from what ``state`` returned, to the bit as if there had been no stop.
 
         Raises
         ------
@@ -164,7 +165,7 @@ class Estimator(ABC):
             self._memory, self._n_slots = memory, len(next(iter(memory.values())))
 
     def _make_room(self, slot: NDArray[np.int64]) -> None:
-        """Let ``_memory`` have a row for every slot."""
+        """Make a row in ``_memory`` for every slot."""
         self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
         self._memory = {name: room_for(array, self._n_slots) for name, array in self._memory.items()}
 
@@ -178,7 +179,7 @@ class Estimator(ABC):
         """Call ``fold(slot, *columns, out)``, large calls part by part, in threads.
 
         Parts share no slot, and have the rows of a slot in the order given. Rows that are not in the order of their
-        slots are brought into it first, roughly: jumping about in the memory of a large cell takes longer.
+        slots are brought into it first, roughly: random access to the memory of a large cell takes longer.
 
         Parameters
         ----------
@@ -229,7 +230,7 @@ class Wrapper(Estimator):
         """Return the changed answers; remembers nothing, so a replay may apply many to one base run."""
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
-        """Take windows, ask the base, adjust what it says."""
+        """Take windows, call the base, adjust its answers."""
         return self.adjust(self.base.update(slot, windows), windows)
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -237,7 +238,7 @@ class Wrapper(Estimator):
         return self.base.state()
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Let the base go on from there."""
+        """Let the base continue from there."""
         self.base.restore(state)
 
 

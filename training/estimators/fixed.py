@@ -1,4 +1,4 @@
-"""Estimators that look at the limit alone."""
+"""Estimators that use only the limit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class FixedShareEstimator(Estimator):
     Parameters
     ----------
     share : float
-        Of the limit. 0.9 by public notes on the paper; the paper itself was not at hand. Koordinator's design document
-        gives 1/1.1 for the same rule.
+        Of the limit. 0.9 by public notes on the paper; the paper itself was not available. Koordinator's design
+        document gives 1/1.1 for the same rule.
     """
 
     def __init__(self, share: float = 0.9) -> None:

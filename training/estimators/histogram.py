@@ -20,7 +20,8 @@ from reclaim.data.windows import LEVELS
 _REBASE: Final = 100
 """Half-lives after which the time that weights refer to is moved; 2 to the power of it is far inside a float32."""
 TIE: Final = 1.0 - 1e-9
-"""A percentile is reached at this share of its weight: sums that would tie in exact arithmetic do, rounded."""
+"""A percentile is reached at this share of its weight, so that sums that tie in exact arithmetic also tie when
+rounded."""
 SHARES: Final = np.array(LEVELS) / 100.0
 """Levels of the percentile vectors, as shares."""
 
@@ -77,7 +78,7 @@ class Grid:
         return np.clip(np.searchsorted(self.start, value, side="right") - 1, 0, len(self.start) - 1)
 
     def end_of(self, bucket: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return where each bucket ends; the last one ends nowhere, so where it begins."""
+        """Return where each bucket ends; for the last one, which has no end, where it begins."""
         return self.start[np.minimum(bucket + 1, len(self.start) - 1)]
 
 
@@ -88,8 +89,8 @@ RELATIVE: Final = Grid(0.001, 2.0)
 class DecayingHistograms:
     """One decaying histogram per task, of one resource.
 
-    The weight of a sample is 2 to the power of its time over the half-life, so that nothing needs to be touched as time
-    goes by. The answer is the end of the first bucket at which the sum of the weights reaches ``level`` of all.
+    The weight of a sample is 2 to the power of its time over the half-life, so that no weight has to be updated as time
+    passes. The answer is the end of the first bucket at which the sum of the weights reaches ``level`` of all.
 
     Parameters
     ----------
@@ -141,12 +142,12 @@ class DecayingHistograms:
         limit: NDArray[np.float64],
         out: NDArray[np.float64],
     ) -> None:
-        """Let values in and find the percentile after each.
+        """Add values and find the percentile after each.
 
         Parameters
         ----------
         memory : mapping of str to array
-            That of the estimator, with room for every slot; ``blank`` is what it begins with.
+            That of the estimator, with room for every slot; ``blank`` is its initial state.
         r : int
             The resource: which column of ``value`` and ``out``.
         slot, start_us, end_us, scheduled_us : int64, shape (n,)
@@ -154,7 +155,7 @@ class DecayingHistograms:
         value : float64, shape (n, n_resources)
             In the unit of the grid; NaN unknown.
         shape : float32, shape (n, len(LEVELS)) or (n, 0)
-            Where known, the distribution of CPU within the window is let in instead, over its limit: the share of time
+            Where known, the distribution of CPU within the window is added instead, over its limit: the share of time
             between two known levels at the middle of their usages.
         limit : float64, shape (n, n_resources)
         out : float64, shape (n, n_resources + 2)
@@ -196,7 +197,7 @@ def _take(
     s: Any, weight: Any, task: int, gain: float, value: float, shape: Any, over: float, shares: Any, start: Any,
     per_width: float, per_log: float, step: float, load: Any, i: int,
 ) -> None:  # fmt: skip
-    """Let one window in: its shape where two levels or more are known, else its value."""
+    """Add one window: its shape where two levels or more are known, else its value."""
     known, b, share, per_limit = -1, 0, 0.0, 0.5 / over
     for k in range(shape.shape[1] if over > 0 else 0):
         if np.isnan(shape[i, k]):

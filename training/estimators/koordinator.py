@@ -28,9 +28,9 @@ _GRIDS: Final = (Grid(0.025, 1_024.0), Grid(5 * 2.0**20, 2.0**41))
 class KoordinatorEstimator(Estimator):
     """CPU p95 and memory p98 of a decaying histogram of the run, times 1.1; the limit in its first day.
 
-    As the node agent of Koordinator does it for a pod: a new run of a task is a new pod, so it starts afresh. Its
+    As Koordinator's node agent does for a pod: a new run of a task is a new pod, so it starts afresh. Its
     sample is the 90th percentile of a minute, here the demand of the window, one sample of weight 1 each. Histograms
-    hold usage over the limit in ``histogram.RELATIVE`` buckets, unless ``unit`` says what usage is.
+    hold usage over the limit in ``histogram.RELATIVE`` buckets, unless ``unit`` gives the unit of usage.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ _TASK: Final = np.dtype(
 class KrrEstimator(Estimator):
     """CPU: p95 of two weeks; memory: the largest of two weeks times 1.15, or, after an OOM kill, the limit times 1.25.
 
-    The limit until there are enough windows. Weeks are of calendar days, the present one counted. CPU is kept over the
+    The limit until there are enough windows. Weeks are of calendar days, the current one included. CPU is kept over the
     limit in buckets of 0.1 % and wider, by 5 % each, of which the percentile's end is taken: up to 5 % above KRR's own,
     which is exact. Its least recommendations (0.01 cores, 100 MB) are left out, because usage has no unit here.
 
@@ -102,7 +102,7 @@ class KrrEstimator(Estimator):
 
 @numba.njit(**LENT)
 def _turn(s: Any, count: Any, daily: Any, task: int, day: int) -> None:
-    """Forget the days that are two weeks back."""
+    """Forget the days of two weeks ago."""
     for d in range(max(s.day + 1, day - _DAYS + 1), day + 1):
         at = d % _DAYS
         if s.days[at, 0] > 0:

@@ -75,7 +75,7 @@ class NSigmaEstimator(_SigmaOrPercentile):
     ----------
     n : float
     context : int
-        Windows looked at; 24 in the simulator's documented example, 120 in the paper by memory, not verified.
+        Windows looked at; 24 in the simulator's documented example, 120 in the paper as recalled, not verified.
     min_samples : int
         Windows until it is warm; before, the limit.
     """
@@ -220,7 +220,7 @@ def _fold_max(state: Any, ring: Any, min_samples: int, slot: Any, end_us: Any, r
                 s.count[r] += 1
                 if value >= s.top[r]:
                     s.top[r] = value
-                elif s.count[r] > context and gone == s.top[r]:  # the largest has just been forgotten
+                elif s.count[r] > context and gone == s.top[r]:  # the largest value has just left the ring
                     top = value
                     for k in range(context):
                         top = max(top, ring[task, r, k])

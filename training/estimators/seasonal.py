@@ -1,4 +1,4 @@
-"""Seasonal naive: what the coming hour demanded yesterday."""
+"""Seasonal naive: the demand in the same hours of yesterday."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TASK: Final = np.dtype(
 
 
 class SeasonalEstimator(Estimator):
-    """Reserve the largest demand in the clock hours of yesterday that the coming ``hours`` from now on touch.
+    """Reserve the largest demand in the clock hours of yesterday that correspond to the next ``hours``.
 
     The limit until there is a day of history. Where yesterday's hours are a gap, the largest demand of the hours since
     stands in; where that is unknown too, the limit. Maxima are kept as float32: exact to 6e-8 of themselves.
@@ -78,7 +78,7 @@ def _fold(state: Any, hours: int, slot: Any, start_us: Any, end_us: Any, demand_
             s.end_us = end_us[i]
             at = max(start_us[i] // HOUR_US, hour - _DAY_H) % _RING
             for r in range(out.shape[1]):
-                if not s.largest[at, r] >= demand_[i, r]:  # what is unknown is not either
+                if not s.largest[at, r] >= demand_[i, r]:  # unknown values are not either
                     s.largest[at, r] = demand_[i, r] if not np.isnan(demand_[i, r]) else s.largest[at, r]
         # from this hour yesterday on; the coming hour touches a second one unless it begins on the hour
         last = hours - (s.end_us % HOUR_US == 0)

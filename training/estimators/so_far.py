@@ -1,4 +1,4 @@
-"""Statistics of all that a task has used so far: the largest, the mean."""
+"""Statistics of a task's whole usage so far: the largest, the mean."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _LEVELS: Final = {"target": 0.9, "lower": 0.5, "upper": 0.95}
 _GRIDS: Final = (Grid(0.01, 1_000.0), Grid(1e7, 1e12))
 """VPA's own buckets, 176 of each: of CPU in cores, of memory in bytes."""
 _MINIMUM: Final = (0.025, 250 * 2.0**20)
-"""Cores and bytes that VPA recommends at least for a pod of one container."""
+"""Least recommendation of VPA for a pod of one container, in cores and bytes."""
 _near_limit: Final = numba.njit(inline="always")(near_limit)
 _DAYS: Final = 8
 """Intervals of a day whose memory peaks count."""
@@ -51,7 +51,7 @@ _TASK: Final = np.dtype(
 class VpaEstimator(Estimator):
     """A percentile of a decaying histogram of usage, plus a margin; the limit until anything is known.
 
-    CPU: one sample of weight 1 per window (VPA: one a minute, all of one weight). Memory: one sample per day, the
+    CPU: one sample of weight 1 per window (VPA: one a minute, all of equal weight). Memory: one sample per day, the
     largest of it, of the last eight days; a day begins at the task's age of whole days. The lower and the upper bound
     are widened while confidence is small: the lesser of the days since the first sample and the samples over those of
     a day. After an out-of-memory kill the day's memory peak becomes the larger of it and of the limit, times
@@ -59,8 +59,8 @@ class VpaEstimator(Estimator):
     (``scheduled_us`` rises) after a window whose memory came as near its limit as in the label (``data.oom``).
 
     All constants are those of the recommender's source. Histograms hold usage over the limit in
-    ``histogram.RELATIVE`` buckets, unless ``unit`` says what usage is; its bucket weight below which VPA takes a bucket
-    to be empty (0.0001) is left out.
+    ``histogram.RELATIVE`` buckets, unless ``unit`` gives the unit of usage; its bucket weight below which VPA takes a
+    bucket to be empty (0.0001) is left out.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class VpaEstimator(Estimator):
     samples_per_day : float
         Windows that make a day's confidence; 1,440 in VPA, whose samples come every minute.
     oom_bump : float
-        What a kill multiplies the peak with; it adds 100 MiB at least, where ``unit`` is given.
+        Factor of the peak after a kill; it adds at least 100 MiB, where ``unit`` is given.
     unit : sequence of float, in the order ``schema.RESOURCES``, or None
         Cores and bytes that one unit of usage is: gives VPA's own buckets, and its least recommendation of 0.025 cores
         and 250 MiB.

@@ -1,4 +1,4 @@
-"""Scores out-of-memory alerts: the events that a limited number of alerts announces, and how early.
+"""Scores out-of-memory alerts: the share of events that a limited number of alerts announces, and how early.
 
 An alert is raised at a task's first row whose probability reaches a threshold, and is silent for the horizon
 afterwards. An event is an unbroken run of a task's rows with a positive label (each has an out-of-memory within the
@@ -105,7 +105,7 @@ def events(rows: AlertRows, horizon_s: int) -> NDArray[np.int64]:
 
 
 def score_alerts(rows: AlertRows, horizon_s: int) -> dict[str, float]:
-    """Return what alerts at each of ``ALERT_RATES`` are worth.
+    """Return the scores of alerts at each of ``ALERT_RATES``.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """Measures the importance of features: the rise of the loss when a feature's values are permuted.
 
-A feature looks unimportant where others say the same, so groups of features are dealt together, too.
+A feature looks unimportant where others carry the same information, so groups of features are permuted together, too.
 
 Breiman, "Random Forests", Machine Learning 2001 (permutation importance).
 """
@@ -49,7 +49,7 @@ def group_of(name: str) -> str:
 
 
 Columns = Mapping[str, Sequence[int]]
-"""Name → positions of the features that are dealt together."""
+"""Name → positions of the features that are permuted together."""
 
 
 def columns_alone(names: Sequence[str]) -> Columns:
@@ -64,18 +64,18 @@ def columns_by_group(names: Sequence[str]) -> Columns:
 
 @dataclass(frozen=True)
 class Importance:
-    """Rises of the CRPS: the likelihood compares no curves whose thresholds differ, which go with features, too.
+    """Rises of the CRPS: the likelihood cannot compare curves of other thresholds, which follow from features, too.
 
     Attributes
     ----------
     names : tuple of str
-        What was dealt.
+        What was permuted.
     rise : float64, shape (len(names), n_targets)
-        Loss after dealing over loss before, less 1; NaN where a target has no known row or no loss.
+        Loss after permuting over loss before, less 1; NaN where a target has no known row or no loss.
     loss : float64, shape (n_targets,)
-        Before dealing, mean over rows, in shares of the limit.
+        Before permuting, mean over rows, in shares of the limit.
     rows : int
-        Rows dealt.
+        Rows permuted.
     """
 
     names: tuple[str, ...]
@@ -120,7 +120,7 @@ def permutation_importance(
     seed: int = 1,
     threads: int = 1,
 ) -> Importance:
-    """Deal features to other rows and measure the CRPS of the curves at one horizon.
+    """Permute features among rows and measure the CRPS of the curves at one horizon.
 
     Parameters
     ----------
@@ -131,14 +131,14 @@ def permutation_importance(
     horizon_s : int
         One of ``features.targets.HORIZONS_S``.
     columns : mapping of name to sequence of int
-        Columns of ``x`` that are dealt together, as of ``columns_alone`` or ``columns_by_group``.
+        Columns of ``x`` that are permuted together, from ``columns_alone`` or ``columns_by_group``.
     rows : int
         Rows of any known target at most, a seeded choice when there are more.
     repeats : int
-        Deals of each; their mean counts.
+        Permutations of each; their mean counts.
     seed : int
     threads : int
-        Deals at once; more than 1 only for a forecaster that keeps to one core.
+        Permutations at once; more than 1 only for a forecaster that uses one core.
     """
     h = HORIZONS_S.index(horizon_s)
     rng = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def permutation_importance(
         return mean_known(crps(forecast.survival, forecast.thresholds, y[:, :, h : h + 1])[..., 0])
 
     def dealt_loss(together: Sequence[int]) -> NDArray[np.float64]:
-        deal = np.random.default_rng([seed, *together])  # its own: the numbers do not depend on whose turn it is
+        deal = np.random.default_rng([seed, *together])  # the numbers do not depend on the order
         total = np.zeros(len(TARGETS))
         for _ in range(repeats):
             dealt = x.copy()

@@ -29,7 +29,7 @@ SPLITS: Final = ("tiers", "ages")
 
 BIN_EDGES: Final = np.concatenate([[0.0], 10.0 ** np.arange(-5.0, 0.0, 0.5)])
 """Lower edges of the bins of the reliability curve, the last of which ends at 1. They are even in the logarithm and
-the same for every model: of rare events, bins of equal width or of equal rows put all that matters into one."""
+the same for every model: for rare events, bins of equal width or of equal rows put everything relevant into one bin."""
 
 _SMALLEST: Final = 1e-15
 """Probabilities are taken no nearer to 0 or 1 than this where their logarithm is asked for."""
@@ -224,7 +224,7 @@ def _score_oom(probability: NDArray[np.float64], label: NDArray[np.bool_]) -> di
 
 
 def reliability(probability: NDArray[np.float64], label: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return what was said against what came, of rows binned by what was said (``BIN_EDGES``).
+    """Return predicted and observed shares of rows binned by the prediction (``BIN_EDGES``).
 
     Returns
     -------

@@ -83,7 +83,7 @@ class HeldOut:
 def held_out(sources: Sequence[Source], forecaster: Forecaster, rows: Sequence[NDArray[np.int64]]) -> HeldOut:
     """Return chosen rows of each source and the forecasts from their stored features.
 
-    Those are to the bit what the served estimator computes as it goes; so is the estimate made of them.
+    They equal to the bit what the served estimator computes window by window; so does the estimate made from them.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def builtin_saw(source: Source) -> bool:
 
 
 def builtin_calibration(valid: HeldOut, config: TrainConfig) -> Calibration:
-    """Return the prices of the built-in model for the same rows and budgets, and what it does at them."""
+    """Return the prices of the built-in model for the same rows and budgets, and its results at them."""
     forecast = load_bundle(BUILTIN_FOLDER).forecaster.predict(valid.x, config.horizon_s)
     return set_prices(replace(valid, forecast=forecast), config)
 

@@ -94,7 +94,7 @@ class Learner(ABC):
         """
 
     def rests_on(self, sources: Sequence[Source], config: TrainConfig) -> Any:  # noqa: ARG002 - nothing
-        """Return, as plain values, what a fit rests on besides the rows and the settings; None for nothing."""
+        """Return, as plain values, what a fit depends on besides the rows and the settings; None for nothing."""
         return None
 
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:  # noqa: ARG002 - for those that have one
@@ -110,7 +110,7 @@ class Learner(ABC):
         self.own(config)
 
     def together(self, config: TrainConfig, *, go: bool) -> AbstractContextManager[bool]:  # noqa: ARG002 - alone
-        """Bring together the processes that fit one model; gives the first one's word whether there is work to do."""
+        """Bring together the processes that fit one model; yields whether the first one has work to do."""
         return nullcontext(go)
 
     def own(self, config: TrainConfig) -> Any:
@@ -172,7 +172,7 @@ class RowsLearner(Learner):
 
     def _rows(self, sources: Sequence[Source], chosen: Sequence[NDArray[np.int64]]) -> Rows:
         rows = rows_in_memory(sources, chosen)
-        rows.x[:, hidden_features(sources)] = np.nan  # never known, so trees part nothing by them
+        rows.x[:, hidden_features(sources)] = np.nan  # never known, so that trees do not split by them
         return rows
 
     def _chosen(self, sources: Sequence[Source], config: TrainConfig) -> list[NDArray[np.int64]]:

@@ -63,7 +63,7 @@ def machine_rows(valid: HeldOut, horizon_s: int) -> tuple[list[MachineRows | Non
             slot_us = slot_s_of(windows) * 1_000_000
             if (at := lay_out_cell(windows, r, slot_us, horizon_s)) is not None:
                 cells.append((rows, windows, slot_us, at))
-        # the first machine of every other source is an odd one: sources of one machine are in either half
+        # every other source begins with an odd number: sources of one machine are spread over both halves
         own = [seen(rows, at, at.machine + k % 2) for k, (rows, _, _, at) in enumerate(cells)]
         if sum(map(len, own)) < FEWEST:
             return (join_rows(own) if own else None), None

@@ -1,4 +1,4 @@
-"""Fits the network to samples; an interrupted fit goes on to the same result."""
+"""Fits the network to samples; an interrupted fit continues to the same result."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ _CHECKPOINT: Final = "checkpoint.safetensors"
 _REFIT: Final = "refit"
 """Folder of the checkpoint of the second fit."""
 _RARE: Final = 0.001
-"""Share of the training rows at either end of each feature whose values are cut off. Of later tasks, unlike those
-learned from, far values made the network far too sure."""
+"""Share of the training rows at either end of each feature whose values are cut off. Extreme values of later tasks,
+unlike those learned from, made the network far too sure."""
 _EVALUATION_ROWS: Final = 16_384
 """Validation rows per pass, to bound memory."""
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """A fitted network and how it came about.
+    """A fitted network and the facts of its fit.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class NetworkLearner(Learner):
         return Fitted(forecaster, [len(rows) for rows in train], facts, result.history, refitted)
 
     def rests_on(self, sources: Sequence[Source], config: TrainConfig) -> Any:
-        """Return what tells the network that is mixed in from another one."""
+        """Return the identity of the network that is mixed in."""
         prior = prior_of(sources, config)
         return None if prior is None else prior.facts
 
@@ -217,7 +217,7 @@ def _refit(
 ) -> tuple[NetworkForecaster, int]:
     """Return a network of the training and the validation rows, as many epochs old as the best one, and its rows.
 
-    It answers for what the first was fitted for, too: prices and calibration of the first hold for nothing else.
+    It answers for the same outputs as the first: prices and calibration of the first hold only for these.
     """
     with _remedy_named(config.fit):
         rows = newest_rows(sources, config.fit.max_samples, config.seed)
@@ -240,7 +240,7 @@ def _beyond(samples: Samples) -> Beyond | None:
 
 @contextmanager
 def _remedy_named(config: FitConfig) -> Iterator[None]:
-    """Say what helps where the device's memory does not suffice."""
+    """Name the remedy where the device's memory does not suffice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -291,8 +291,8 @@ def fit_network(
     Inside ``distributed.joined`` every rank calls it with the same arguments and gets the same result. Each step's
     batch is the one that a single process would take, split over the ranks, and the gradients are those of its loss:
     without dropout the result is a single process's but for the order of floating-point sums. With it, each rank draws
-    its own. Each rank holds all samples; the first alone reads and writes checkpoints, and any number of ranks goes on
-    from them.
+    its own. Each rank holds all samples; the first alone reads and writes checkpoints, and any number of ranks can
+    continue from them.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ def _fit(
     checkpoint = ranks.of_first(path.read_bytes() if ranks.first and path is not None and path.exists() else None)
     if checkpoint is not None:
         state = _from_checkpoint(checkpoint, path, network, optimizer, state.identity)
-        log.info("going on from %s after epoch %d", path, state.epoch)
+        log.info("continuing from %s after epoch %d", path, state.epoch)
     step = _step_of(ranks.wrapped(network, device), optimizer, data)
     if recorded and len(train) >= config.batch_size:
         step = recorded_step(step, optimizer, config.batch_size, device)
@@ -492,8 +492,8 @@ class _Progress:
 
 
 def _identity(train: Samples, config: FitConfig, seed: int) -> str:
-    """Return what a checkpoint must share with the run that goes on from it."""
-    grid = [BELOW, ABOVE, LAST, FLOOR, CEILING]  # what the outputs stand for
+    """Return what a checkpoint must share with the run that continues from it."""
+    grid = [BELOW, ABOVE, LAST, FLOOR, CEILING]  # the meaning of the outputs
     digest = sha256(json.dumps([asdict(config), seed, len(train), train.widths, grid], sort_keys=True).encode())
     some = torch.arange(0, len(train), max(1, len(train) // 4096), device=train.device)
     digest.update(train.targets(some)[0].cpu().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Fits the out-of-memory model to rows that are chosen for it, for most of those without the label say little."""
+"""Fits the out-of-memory model to rows that are chosen for it, because most of those without the label say little."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _RISING: Final = (
 _FALLING: Final = (AT.memory_above, AT.oom_since, AT.collection_oom_since)
 """Features with which the probability may only rise, or only fall: the faster memory nears the limit and the more ends
 there were, the likelier is one; the longer ago they are, the less likely, and so where the limit does not bind. Trees
-that may turn around learn the few ends of one cell by heart. A value that is unknown is not compared with others."""
+without this bound learn the few ends of one cell by heart. A value that is unknown is not compared with others."""
 _DIRECTION: Final = tuple(int(k in _RISING) - int(k in _FALLING) for k in INPUTS)
 """1 rising, -1 falling, 0 free, in the order of ``INPUTS``."""
 _BLOCK: Final = 1 << 17
@@ -112,8 +112,8 @@ def refit_oom(first: OomModel, sources: Sequence[Source], seed: int) -> OomModel
 def rows_of(features: FeatureSet, period: int) -> RowIndex:
     """Return the rows of a period, those of tasks inside an alloc instance among them.
 
-    They are no part of what reservations are learned from, for they live off their alloc's resources; but they have
-    limits of their own and meet them, and are warned of like any other.
+    Reservations are not learned from them, because they use their alloc's resources; but they have limits of their own
+    and reach them, and are warned of like any other.
     """
     mine = permitted(period, features.group) | (np.asarray(features.group) == IN_ALLOC)
     return np.flatnonzero((features.period == period) & mine)

@@ -29,9 +29,9 @@ _SPREAD: Final = 0.7
 _HIDDEN: Final = 0.4
 """Share of the training rows whose lags are hidden, as they are in a cell's first week."""
 _ABOVE: Final = 1.01
-"""A largest value that is less than this many times the mean in most windows is the mean, but for rounding and caps."""
+"""A largest value below this many times the mean in most windows counts as the mean, apart from rounding and caps."""
 _LOOKED_AT: Final = 10_000
-"""Rows that this is decided by."""
+"""Rows by which this is decided."""
 _READ_AT_ONCE: Final = 65_536
 """Rows whose inputs are made at once, to bound memory."""
 
@@ -99,7 +99,7 @@ def _chosen(
 
 
 def _targets_alone(sources: Sequence[Source], limit: int, seed: int) -> Iterator[Part]:
-    """Yield the training rows that the network is fitted to, as recorded, with the one target that each is of."""
+    """Yield the training rows that the network is fitted to, as recorded, each with its one target."""
     for source, t, some in _chosen(sources, FeatureSet.train_rows, limit, seed):
         y = np.full((len(some), len(TARGETS), len(HORIZONS_S)), np.nan, np.float32)
         y[:, t] = source.features.targets(some)[0][:, t]
@@ -107,7 +107,7 @@ def _targets_alone(sources: Sequence[Source], limit: int, seed: int) -> Iterator
 
 
 def _known(features: FeatureSet, rows: NDArray[np.int64], t: int) -> NDArray[np.int64]:
-    """Return the rows of a known demand, at any horizon; none of peak CPU where the mean of the window stands in."""
+    """Return the rows of a known demand, at any horizon; none of peak CPU where the window's mean takes its place."""
     known = (np.isfinite(features.y[rows, t]) & features.inside[rows]).any(axis=1)
     if TARGETS[t] == "peak_cpu":
         some = rows[:_LOOKED_AT]

@@ -48,7 +48,7 @@ class Samples:
 
     @classmethod
     def of_rows(cls, rows: Rows, device: torch.device | str = "cpu") -> Samples:
-        """Put rows on a device: those alone, whatever else the feature sets hold; on a CPU they are not copied."""
+        """Put rows on a device, and only these rows; on a CPU they are not copied."""
         x, y, oom = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (rows.x, rows.y, rows.oom))
         return cls(x, y, oom, None if rows.weight is None else torch.from_numpy(rows.weight).to(device))
 
@@ -79,7 +79,7 @@ class Samples:
             yield torch.arange(start, min(start + size, len(self)), device=self.device)
 
     def heads(self) -> Heads:
-        """Return what can be fitted on these samples: all that is known in at least one."""
+        """Return the outputs that can be fitted on these samples: all that are known in at least one."""
         known = torch.isfinite(self._y).any(dim=0), torch.isfinite(self._oom).any(dim=0)
         return Heads(*(one.cpu().numpy() for one in known))
 

@@ -34,8 +34,8 @@ _WEEK_DAYS: Final = 7
 _SPAN_DAYS: Final = {name: _WEEK_DAYS for name in (*CALENDAR, "age", "seen")} | {
     f"{signal}_same_hour_{days}d": days for signal in SIGNALS for days in SAME_HOUR_DAYS
 }
-"""Days in which a feature takes its values once: a week of hours and days, a lag. One of age or history counts as a
-week, though it grows for good: past a fortnight on a logarithmic scale, what is later is close to what was learned."""
+"""Days in which a feature takes its values once: a week of hours and days, a lag. A feature of age or history counts as
+a week, though it grows forever: past a fortnight on a logarithmic scale, what is later is close to what was learned."""
 
 RowIndex = NDArray[np.int64]
 
@@ -65,7 +65,7 @@ class Source:
 
     @property
     def split_facts(self) -> dict[str, float]:
-        """Return the facts by which a replay knows whether it tests on what this training saw, kept in the bundle.
+        """Return the facts by which a replay recognises what this training saw, kept in the bundle.
 
         ``trained_until_us`` and ``tuned_until_us``, the ends of the training and of the validation period, µs on the
         trace's clock; ``kept_unseen``, the share of the collections that neither saw.
@@ -92,7 +92,7 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
         if source.features.role == "test":
             raise ConfigError(
                 f"{path}: its features were built with split.role=test, so it is held out whole and nothing of it may "
-                f"be trained on; leave it out, or give it up as a test: `reclaim features {path} --set split.role=all`"
+                f"be trained on; leave it out, or drop it as a test: `reclaim features {path} --set split.role=all`"
             )
     sources.sort(key=lambda source: source.dataset.fingerprint)
     for before, after in pairwise(sources):
@@ -107,8 +107,8 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
 def hidden_features(sources: Sequence[Source]) -> list[int]:
     """Return the positions of features that training was too short for: shorter than twice their span.
 
-    In a few days every hour and weekday, every age and every length of history means what happened to happen then, and
-    the days to come have others; a lag is known in the last rows alone, or in none. On four days of the Google 2011
+    In a few days every hour and weekday, every age and every length of history stands for the events of that time, and
+    later days have others; a lag is known in the last rows alone, or in none. On four days of the Google 2011
     machines a network that saw the calendar had a quarter more pinball loss on the day after.
     """
     learned_s = min(source.features.cuts_us[0] - source.features.manifest["span_us"][0] for source in sources) / 1e6

@@ -127,7 +127,7 @@ def run_training(
     later rows of one may be trained on in the other.
 
     Run again with the same settings on the same data, it finds the finished run and does nothing, unless the files of
-    that run or of its model are gone; killed anywhere and run again, it goes on from the last epoch and ends the same.
+    that run or of its model are gone; killed anywhere and run again, it continues from the last epoch and ends the same.
 
     Of the processes that torchrun starts, the first calls this and each other one ``assist_training``. On Ray this
     process alone calls it; workers fit, and everything else is done here.
@@ -164,7 +164,7 @@ def run_training(
     key = _key(sources, config)
     before = tracking.find_runs(config.experiment, tags={tracking.KEY_TAG: key})
     checkpoints = _checkpoints(sources, key)
-    busy = ConfigError(f"{checkpoints}: another process is at this training; wait for it")
+    busy = ConfigError(f"{checkpoints}: another process is running this training; wait for it")
     reused = None if force else _finished_report(before, say)
     if reused is not None:
         with learner.together(config, go=False):
@@ -175,7 +175,7 @@ def run_training(
         return _with_champion(reused)
     if engine.name == "local":
         learner.check(config)
-    config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises before the fit what would be raised after it
+    config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the fit
     rows = _validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     run_name = config.run_name(source.name for source in sources)
@@ -198,7 +198,7 @@ def run_training(
         fit_seconds = time.perf_counter() - fitting
         trained = _make_ready(fitted, oom, sources, rows, config, say)
         report = _record(run, trained, sources, config, fit_seconds, started, say)
-    with suppress(OSError):  # another run's checkpoint may be next to it
+    with suppress(OSError):  # the checkpoint of another run may be next to it
         checkpoints.parent.rmdir()
     return _with_champion(report)
 
@@ -221,7 +221,7 @@ def _make_ready(
     fitted: Fitted, oom: OomModel | None, sources: Sequence[Source], rows: Sequence[NDArray[np.int64]],
     config: TrainConfig, say: Callable[[str], object],
 ) -> Trained:  # fmt: skip
-    """Return what was fitted with its prices, its machines, and how it compares with the built-in model."""
+    """Return what was fitted, with its prices, its machines, and the comparison with the built-in model."""
     say("setting prices on the validation rows")
     trained = calibrate_fit(fitted, oom, sources, rows, config)
     if not LEARNED[config.estimator].portable:
@@ -245,7 +245,7 @@ def _record(
     bundle = _bundle(trained, report, sources, config)
     say("recording and registering")
     _log_fit(run, trained, scored, report, fit_seconds)
-    if served:  # trees are asked at every threshold of every row, which would take minutes
+    if served:  # trees are evaluated at every threshold of every row, which would take minutes
         _log_importance(run, trained, FEATURE_NAMES, config.horizon_s)
     registered = _register(run, name, bundle)
     _log_scores(run, scored, config.horizon_s)
@@ -275,7 +275,7 @@ def recorded_report(model: str) -> TrainReport:
 
 
 def assists() -> bool:
-    """Return whether torchrun started this process next to a first one, which records and reports."""
+    """Return whether torchrun started this process in addition to a first one, which records and reports."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["RANK"]) > 0
 
 
@@ -319,7 +319,7 @@ def _fit_along(paths: Sequence[Path], config: TrainConfig, key: str, on_epoch: O
 
 
 def _key(sources: Sequence[Source], config: TrainConfig) -> str:
-    """Return what two runs share that do the same."""
+    """Return what two equal runs have in common."""
     data = [source.dataset.fingerprint for source in sources] + [source.features.fingerprint for source in sources]
     rests_on = learner_of(config.estimator).rests_on(sources, config)
     return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT, FITTING, rests_on])

@@ -32,7 +32,7 @@ from reclaim.training.settings import TrainConfig
 
 @dataclass(frozen=True)
 class Trained:
-    """A model as far as it is trained.
+    """A model in the course of its training.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def add_machines(trained: Trained, config: TrainConfig) -> Trained:
 
 
 def compare_with_builtin(trained: Trained, sources: Sequence[Source], config: TrainConfig) -> Trained:
-    """Return it with where the built-in model, at prices of the same rows, reclaims more.
+    """Return it with the cases in which the built-in model, at prices of the same rows, reclaims more.
 
     They are not compared on datasets that have validation rows from which the built-in model learned.
     """

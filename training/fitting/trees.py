@@ -1,4 +1,4 @@
-"""Fits the yardstick: survival curves by gradient-boosted trees, for each target, at one horizon."""
+"""Fits the baseline model: survival curves by gradient-boosted trees, for each target, at one horizon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _BIN_ROWS: Final = 200_000
 """Rows by which scikit-learn sets the bins of a feature, at most."""
 _KNOWN: Final = 40
-"""Of these rows, the ones expected to know a feature, at least: that none does then has a chance of e**-40."""
+"""Least expected number of these rows with a known value of a feature: the chance that none has one is then e**-40."""
 
 
 class TreeLearner(RowsLearner):

@@ -44,9 +44,9 @@ _STEPS: Final = 10
 """Parts of a fit's schedule, at the ends of which trials are compared: epoch by epoch would set a short schedule's end
 against the middle of a long one."""
 _PRUNE_AFTER: Final = 3
-"""Parts in which no trial is given up: while the rate climbs, the loss says little."""
+"""Parts of the schedule in which no trial is stopped: while the rate climbs, the loss says little."""
 _JUDGES: Final = 5
-"""Trials that are carried through before any is given up."""
+"""Trials that are completed before any is stopped early."""
 _RANDOM: Final = 10
 """Trials at random places of the ranges, before their results choose the next (Optuna's own default)."""
 _TRIAL_TAG: Final = "reclaim.tune.trial"
@@ -65,7 +65,7 @@ class TuneReport:
         MLflow's, of the run above those of the trials.
     estimator : str
     trials, pruned, new : int
-        Trials in all; of those, given up early, or diverged; and made by this call.
+        Trials in all; of those, stopped early, or diverged; and made by this call.
     first_loss : float or None
         Validation loss of the first trial, that of the settings as given, as far as they are in the ranges searched.
     best_loss : float
@@ -113,7 +113,7 @@ def tune(
     Fits training rows and judges by validation rows, as ``run_training`` does; rows and targets of the test period are
     never read. The first trial is of the settings as they are given. Trials are in the folder of the first dataset
     (by fingerprint), as ``tune/<key>.db``, under a key of settings, data, ranges and code: killed anywhere and run
-    again, the search goes on from the last finished trial and ends the same; with more trials, it goes on, too.
+    again, the search continues after the last finished trial and ends the same; with more trials, it also continues.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def tune(
         ``trials`` or ``at_once`` is below 1, ``config_file`` is a folder, every searched setting is held, or another
         process is at the same search.
     ModelError
-        No trial could be carried through.
+        No trial could be completed.
     """
     started = time.perf_counter()
     for name, count in (("trials", trials), ("at_once", at_once)):
@@ -155,10 +155,10 @@ def tune(
     say = progress or log.info
     ranges = ranges_of(config.estimator, held)
     sources = open_sources(datasets)
-    config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises before the search what would be raised after
+    config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the search
     key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
-    busy = ConfigError(f"{file}: another process is at this search; wait for it")
+    busy = ConfigError(f"{file}: another process is running this search; wait for it")
     with locked(file.with_suffix(".lock"), busy), _quiet():
         study = optuna.create_study(storage=f"sqlite:///{file.absolute()}", study_name=key, load_if_exists=True)
         run_id = _parent(key, config, ranges, sources)
@@ -172,9 +172,7 @@ def tune(
                 _kept.clear()
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
-            raise ModelError(
-                f"none of {_count(study)} trials could be carried through; lower the learning rate's range"
-            )
+            raise ModelError(f"none of {_count(study)} trials could be completed; lower the learning rate's range")
         best = min(complete, key=lambda trial: (trial.value, trial.number))
         settings = rounded(best.params)
         config_file.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +199,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Search:
-    """All that the trials of a search share.
+    """Everything that the trials of a search share.
 
     Attributes
     ----------
@@ -218,7 +216,7 @@ class _Search:
 
 
 def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once: int) -> str:
-    """Return what two searches must share for one to go on from the other."""
+    """Return what two searches must share for one to continue the other."""
     data = [[source.dataset.fingerprint, source.features.fingerprint] for source in sources]
     where = {name: repr(range_) for name, range_ in ranges.items()}
     several = [at_once] if at_once > 1 else []
@@ -259,7 +257,7 @@ def objective_of(sources: Sequence[Source], config: TrainConfig) -> Objective:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna from telling about each trial: the bar does."""
+    """Keep Optuna from reporting each trial: the bar does."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -312,10 +310,10 @@ def _search(study: optuna.Study, search: _Search, trials: int, at_once: int, eng
 
 
 def _run_trial(search: _Search, job: tuple[int, list[FrozenTrial]]) -> tuple[FrozenTrial, list[float], str, float]:
-    """Return a trial that rests on others alone, the loss of each epoch, how it ended, and the seconds taken."""
+    """Return a trial that depends only on earlier ones, the loss of each epoch, how it ended, and the seconds taken."""
     started, (number, known) = time.perf_counter(), job
     pruner = optuna.pruners.MedianPruner(_JUDGES, n_warmup_steps=_PRUNE_AFTER)
-    # seeded by its number, so that what is known, and not the process, decides it
+    # seeded by its number, so that earlier results, not the process, decide it
     seed = (search.config.seed * 1_000_003 + number) % 2**32  # the sampler's has 32 bits
     sampler = optuna.samplers.TPESampler(n_startup_trials=_RANDOM, seed=seed)
     with _quiet():
@@ -343,11 +341,11 @@ def _objective(search: _Search) -> Objective:
 
 
 def _try(objective: Objective, config: TrainConfig, trial: optuna.Trial) -> tuple[float | None, list[float], str]:
-    """Return the validation loss, None where the trial was given up; the loss of each epoch; and how it ended."""
+    """Return the validation loss, None where the trial was stopped early; the loss of each epoch; and how it ended."""
     losses: list[float] = []
 
     def on_epoch(epoch: int, loss: float) -> None:
-        if math.isfinite(loss):  # fitting ends of itself where it is not
+        if math.isfinite(loss):  # fitting ends by itself where it is not
             losses.append(loss)
             step = _STEPS * (epoch + 1) // config.fit.epochs
             if step > _STEPS * epoch // config.fit.epochs:

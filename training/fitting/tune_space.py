@@ -35,7 +35,7 @@ def ranges_of(estimator: str, held: Collection[str] = ()) -> Ranges:
         raise ConfigError(f"estimator {estimator!r} has no settings that are searched")
     ranges = {name: range_ for name, (range_, _) in space.items() if name not in held}
     if not ranges:
-        raise ConfigError(f"every setting that is searched is held: release one of {', '.join(space)}")
+        raise ConfigError(f"every setting that is searched is fixed: release one of {', '.join(space)}")
     return ranges
 
 

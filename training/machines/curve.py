@@ -1,4 +1,4 @@
-"""Foresees the peak of a set of tasks from the sums of their terms: the probability of any amount, and its inverse."""
+"""Predicts the peak of a set of tasks from the sums of their terms: the probability of any amount, and its inverse."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAIL: Final = -math.log(EXCEEDED[-1])
 COMPILED: Final = np.dtype([("rate", "f8"), ("together", "f8"), ("fitted", "?"), ("weights", "f8", (N_INPUTS,))])
 """A curve without its margins, for compiled code: first rate, share of peaks together, and the weights of a fit."""
 _CERTAIN: Final = 1e-8
-"""Probability at which tasks that peak together are taken to pass their limits: beyond the last of ``PASSED``."""
+"""Probability at which tasks that peak together are assumed to exceed their limits: beyond the last of ``PASSED``."""
 _EXPONENTS: Final = -np.log(np.array([1.0, *PASSED, _CERTAIN]))
 
 
@@ -50,8 +50,8 @@ class MachineCurve:
     first is Chernoff's for independent tasks: with ``B_t`` the sum of their effective bandwidths at rate t, at an
     exponent the amount is ``min over t of B_t + exponent / t``. The second is of tasks that peak at the same time: the
     sum of what each passes with probability exp(-exponent), straight between ``PASSED``, and of their limits at a
-    probability of 1e-8. Either says that the amount is
-    passed with that probability. The tasks of a machine do neither; so the exponents at ``EXCEEDED`` are of peaks seen.
+    probability of 1e-8. Either means that the amount is exceeded with that probability. The tasks of a machine do
+    neither; so the exponents at ``EXCEEDED`` are of peaks seen.
 
     With weights the amount is ``location + margin * spread``, the location linear in ``INPUTS``. The spread is the
     first bound at the last of ``EXCEEDED``, less the sum of the means of the tasks. A margin that is a share of the
@@ -80,7 +80,7 @@ class MachineCurve:
             raise ConfigError(f"expected {len(EXCEEDED)} margins, finite and rising, got {self.margins}")
 
     def margin(self, probability: float) -> float:
-        """Return the margin of an amount that is passed with a probability; by its logarithm between ``EXCEEDED``."""
+        """Return the margin of an amount that is exceeded with a probability; by its logarithm between ``EXCEEDED``."""
         if not 0 < probability < 1:
             raise ConfigError(f"a budget of machine peaks must be above 0 and below 1, got {probability}")
         return float(np.interp(-math.log(probability), -np.log(EXCEEDED), self.margins))
@@ -88,7 +88,7 @@ class MachineCurve:
     def peak(self, sums: Floats, margin: float | Floats, mean_limit: float) -> Floats:
         """Return what is reserved for sets at a margin; shape (n, N_TERMS) to (n,), in the unit of the limits.
 
-        At least what they use now, at most their limits; of tasks without a forecast the limit.
+        At least their current usage, at most their limits; for tasks without a forecast the limit.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class MachineCurve:
 
 
 def margin_of(scores: Floats, probability: float) -> float:
-    """Return the least of the scores of peaks seen, shape (n,), n at least 1, above which no larger share of them is.
+    """Return the least score of peaks seen, shape (n,), n at least 1, with no more than that share of them above it.
 
     Of ``n`` peaks ``floor(probability * n)`` may pass what is reserved.
     """
@@ -227,7 +227,7 @@ def _scores(sums: Any, amount: Any, of: Any, out: Any) -> None:
 
 @numba.njit(inline="always")
 def _at_once(s: Any, k: int) -> Any:
-    """Return what tasks that peak together come to at the k-th of ``_EXPONENTS``: nothing at the first one."""
+    """Return the sum for tasks that peak together at the k-th of ``_EXPONENTS``: nothing at the first one."""
     if k == 0:
         return 0.0
     return s[T_PASSED + k - 1] if k <= len(PASSED) else s[T_LIMIT]

@@ -1,4 +1,4 @@
-"""Reserves for machines: terms of tasks in, the peak that their sum may come to out; the same in replay and service."""
+"""Reserves for machines: terms of tasks in, the peak of their sum out; the same in replay and service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SEEN: Final = AT["seen"]
 
 
 class MachineEstimator:
-    """Foresees the peak of any set of tasks by the sums of their terms.
+    """Predicts the peak of any set of tasks from the sums of their terms.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class MachineEstimator:
     def shares(
         self, forecast: Forecast, x: NDArray[np.float32], windows: Windows, out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """Return what says the terms with demand and limit of the windows; float32, (n, n_resources, N_SHARES).
+        """Return the shares that, with demand and limit, give the terms; float32, (n, n_resources, N_SHARES).
 
         It is written into ``out``, zeros of that shape, where the caller has it.
         """

@@ -17,13 +17,13 @@ from reclaim.training.machines.terms import T_HELD, T_LIMIT
 Floats = NDArray[np.float64]
 
 LEVEL: Final = 0.98
-"""Level of the quantile that the location is fitted at. Nearer to the budgets it would rest on few peaks, and carry
-over to other cells badly; the margin makes up for the rest."""
+"""Level of the quantile that the location is fitted at. Nearer to the budgets it would rest on few peaks and transfer
+badly to other cells; the margin covers the rest."""
 FEWEST: Final = 3_000
 """Snapshots of the machines themselves below which nothing is fitted: four machines over three days still gain by it a
 day ahead (``benchmarks/LOG.md``, 2026-11-27)."""
 MOST: Final = 60_000
-"""Snapshots that are fitted to at most, evenly drawn: neighbours in time say much the same."""
+"""Largest number of snapshots that are fitted to, evenly drawn: neighbours in time are much alike."""
 _SMOOTH: Final = (0.02, 0.004, 0.001)
 """Half widths, in limits, within which the pinball loss is rounded off, one fit after another."""
 _RIDGE: Final = 1e-4
@@ -34,8 +34,9 @@ _GAIN: Final = 0.002
 """Share of the limits that a bound must reclaim more than that of independent tasks, and a fit than the best bound,
 on average over the budgets."""
 _PLACED_GAIN: Final = 0.02
-"""The same of a fit at the horizon that tasks are placed by. A packing picks sets of tasks that look small, and by a
-fit more of them are wrong: one that gained a point or two on machines as they are needed up to a fifth more machines
+"""The same for a fit at the horizon that tasks are placed by. A packing picks sets of tasks that look small, and with a
+fit more of these are wrong: a fit that gained a point or two on the machines as recorded needed up to a fifth more
+machines
 (``benchmarks/LOG.md``, 2026-11-27)."""
 
 
@@ -104,7 +105,7 @@ def fit_curve(
         Margins are set on them, and the choice is made by them.
     budgets : sequence of float
     regrouped : MachineRows or None
-        Snapshots of the same tasks put on other machines (``regroup``), which the location is fitted to as well.
+        Snapshots of the same tasks put on other machines (``regroup``), which the location is also fitted to.
     placed : bool
         Whether tasks are placed by the curve.
     """
@@ -127,7 +128,7 @@ def fit_curve(
 
 
 def _cross_fitted(rows: MachineRows, learned: MachineRows) -> MachineCurve:
-    """Return the curve fitted to all that is learned from, with the margins of those halves the other's fit foresaw."""
+    """Return the curve fitted to all rows, with margins set on each half by the fit of the other half."""
     odd, of_odd = rows.machine % 2 == 1, learned.machine % 2 == 1
     scores = np.empty(len(rows))
     for mine, others in ((odd, ~of_odd), (~odd, of_odd)):

@@ -1,4 +1,4 @@
-"""Moves the probabilities that are asked of curves of machines, so that the share of peaks that pass is the budget."""
+"""Moves the probabilities that curves of machines are read at, so that the share of violations is the budget."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 RATE: Final = 4.0
-"""By how much the logarithm of the probability falls for a day's budget of violations that are too many, where that is
+"""Fall of the logarithm of the probability for an excess of one day's budget of violations, where that is
 ``margins.online.ENOUGH``: that of the prices of tasks (``margins.price.Price.rate``)."""
 LOOP: Final = 0.5
 """Largest rate, per horizon in days: outcomes are a horizon late, and a faster one overshoots."""
 LARGEST: Final = 0.5
-"""Largest probability that is asked: that of the first of ``EXCEEDED``."""
+"""Largest probability that is used: that of the first of ``EXCEEDED``."""
 SMALLEST: Final = 1e-24
-"""Smallest probability that is asked, far beyond the peaks seen: the margin goes on straight in its logarithm."""
+"""Smallest probability that is used, far beyond the peaks seen: the margin continues straight in its logarithm."""
 TAKEN: Final = 12
-"""Answers of a machine that are waited for within one horizon, at even distances: at 1 hour those of every slot."""
+"""Number of a machine's answers within one horizon whose outcome counts, at even distances: at 1 hour those of every
+slot."""
 LATE: Final = 1
 """Slots after its own in which a window still counts for the peak of its machine: windows of a slot do not all come
 before the first one of the next."""
 AT_ONCE: Final = 0.1
 """Share of the machines that may pass what was reserved at the same time, but for ``TIMES``."""
 ALONE: Final = 2
-"""Machines that may do so however few there are: so many do by chance."""
+"""Number of machines that may do so in a cell of any size: as many do by chance."""
 TIMES: Final = 0.01
 """Share of the times at which more may, for any margin: a tenth of those that a budget of 1 % leaves, spent at once."""
 TIMES_RATE: Final = 1.0
-"""By how much the logarithm of the probability falls for a day's times with too many machines at once that are too
-many. At four as few times came, and up to three points less were reclaimed (``benchmarks/LOG.md``, 2026-11-26)."""
+"""Fall of the logarithm of the probability for an excess of one day's times with too many machines at once. A rate of
+four left as few such times, and up to three points less were reclaimed (``benchmarks/LOG.md``, 2026-11-26)."""
 FEWEST_TIMES: Final = float(TAKEN)
-"""Times a day with too many machines at once by which the smaller number that ``TIMES`` leaves is measured: a common
-spike passes what was reserved in all answers of a horizon."""
+"""Least number of times a day, with too many machines at once, that the excess is divided by: a common spike exceeds
+what was reserved in all answers of a horizon."""
 _DAY_S: Final = 86_400
 
 
@@ -57,8 +58,8 @@ def times_of(horizon_s: int, slot_s: int) -> tuple[int, int]:
 def margin_beyond(curve: MachineCurve, probability: float) -> float:
     """Return the margin at a probability; below the last of ``EXCEEDED`` straight on in the logarithm.
 
-    As steeply as from the first to the last, on average: the end of a curve may be flat, where peaks had a bound that
-    those to come need not have.
+    The slope is the average one from the first to the last: the end of a curve may be flat where the peaks had a bound
+    that later ones need not have.
     """
     first, last = EXCEEDED[0], EXCEEDED[-1]
     if probability >= last:
@@ -68,7 +69,7 @@ def margin_beyond(curve: MachineCurve, probability: float) -> float:
 
 
 def crowded(passed: Ids, n: Ids, at_once: float) -> NDArray[np.bool_]:
-    """Return whether more than a share ``at_once`` of ``n`` machines passed at a time, and more than ``ALONE``."""
+    """Return whether more than a share ``at_once`` of ``n`` machines, and more than ``ALONE``, were over at a time."""
     many: NDArray[np.bool_] = passed > np.maximum(at_once * n, ALONE)
     return many
 
@@ -79,10 +80,10 @@ class OnlineMachines:
     The answers of a slot of the clock rest on outcomes of answers whose horizon was over ``LATE`` slots before it. The
     logarithm of the probability that is asked falls as that of a price of tasks rises (``margins.online.risen``).
 
-    Where tasks move together, machines pass together, and there is nowhere to move work to. So there is a second
-    budget: at no more than ``TIMES`` of the times a share of more than ``at_once`` of the machines passes. What
-    overspends it lowers the probability further, likewise. As long as that is not made good, the first budget raises
-    nothing.
+    Where tasks move together, machines exceed their reservations together, and there is nowhere to move work to. So
+    there is a second budget: at no more than ``TIMES`` of the times a share of more than ``at_once`` of the machines
+    passes. Overspending it lowers the probability further in the same way. Until that is recovered, the first budget
+    raises nothing.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ class OnlineMachines:
         return self._state["at_once"][recent].max(axis=0) if recent.any() else np.full(self._state["log"].shape, np.nan)
 
     def is_time(self, slot: int) -> bool:
-        """Return whether the answers of a slot are waited for."""
+        """Return whether the answers of a slot count."""
         return slot % self.step == 0
 
     def count(self, slot: int, judged: Ids, violated: Ids) -> None:
@@ -195,7 +196,7 @@ class OnlineMachines:
         judged : int64, shape (R,)
             Machines whose peak is known.
         violated : int64, shape (B, R)
-            Those of them whose peak passed what was reserved.
+            Those of them whose peak exceeded what was reserved.
         """
         at = slot // self.step % len(self._state["waiting"])
         self._state["waiting"][at] = slot // self.step
@@ -248,7 +249,7 @@ class OnlineMachines:
         return dict(self._state)
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from copies of ``memory``, to the bit; ``ConfigError`` where other code made it."""
+        """Resume from copies of ``memory``, to the bit; ``ConfigError`` where other code made it."""
         self._state = {name: adopt(name, array, memory).copy() for name, array in self._state.items()}
         self._margins = self._moved()
 

@@ -1,4 +1,4 @@
-"""Lays the tasks of a machine out by time, and finds the peak that they came to together."""
+"""Lays the tasks of a machine out by time, and finds the peak that they reached together."""
 
 from __future__ import annotations
 

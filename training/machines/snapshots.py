@@ -1,4 +1,4 @@
-"""Lays the machines of a cell out by time, with the tasks on each and the peak that these came to."""
+"""Lays the machines of a cell out by time, with the tasks on each and the peak that these reached."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def lay_out_cell(
     judged : bool, shape (n,), or None
         Rows at whose times machines are judged, where all their rows are; None: all. The others are a machine's record.
     foresee : callable or None
-        Asked once for each machine, for what is kept in ``Snapshots.foreseen``.
+        Called once for each machine; its result is kept in ``Snapshots.foreseen``.
     kind : type of TaskSamples
-        What ``foresee`` is given.
+        The argument of ``foresee``.
     engine : Engine
         Runs a job for each machine.
     """

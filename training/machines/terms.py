@@ -20,8 +20,8 @@ from reclaim.data.schema import RESOURCES
 Floats = NDArray[np.float64]
 
 RATES: Final = tuple(0.25 * 2.0**k for k in range(7))
-"""Rates t of the effective bandwidths, over the cell's mean limit; each the double of the one before. A small one tells
-of the mean, a large one of the largest that may come. Machines of a dozen tasks take those from 1 to 8; closer ones
+"""Rates t of the effective bandwidths, over the cell's mean limit; each the double of the one before. A small one
+describes the mean, a large one the largest that may come. Machines of a dozen tasks take those from 1 to 8; closer ones
 reclaimed no more, and ones twice as far apart half a point less at 0.1 %."""
 PASSED: Final = (0.2, 0.05, 0.01, 0.002, 0.0003)
 """Probabilities of the quantiles. Eleven of them, from 0.5 to 0.0001, reclaimed no more of recorded VMs; three or four
@@ -65,9 +65,9 @@ def shares_of(
     horizon: int = 0,
     out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Return what a task's curve says of its terms, over its limit; float32, shape (n, n_resources, N_SHARES).
+    """Return the shares of a task's terms from its curve, over its limit; float32, shape (n, n_resources, N_SHARES).
 
-    With its usage and its limit, they say the terms to the bit: mean, whether it is a newcomer, what is passed, and
+    Together with usage and limit, they give the terms to the bit: mean, whether it is a newcomer, what is passed, and
     bandwidths. The mean is NaN where the limit, the usage or the curve is unknown.
 
     Parameters
@@ -92,7 +92,7 @@ def shares_of(
     out = np.zeros((*limit.shape, N_SHARES), np.float32) if out is None else out
     room = np.zeros((2, _PADDED), np.float32)
     rate = RATES[0] / np.array(mean_limit)
-    # in C order all, as a single row is, so that no call compiles another kernel
+    # all in C order, as a single row is, so that no call compiles another kernel
     arrays = (np.ascontiguousarray(array) for array in (survival, thresholds, usage, limit, seen))
     _shares(*arrays, rate, horizon, _BOUNDS, room, np.empty(len(RATES), np.float32), out)
     return out

@@ -1,4 +1,4 @@
-"""Defines what an estimator answers before its margin or price is set: what calibration sets and a replay applies."""
+"""Defines the answers of an estimator before its margin or price: calibration sets these, and a replay applies them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Answers(ABC):
     """Answers of an estimator to ``n`` rows, before its margin or price is set."""
 
     LOWEST: ClassVar[float]
-    """Least score that is looked at."""
+    """Least score that is tried."""
     HIGHEST: ClassVar[float]
-    """Largest score that is looked at."""
+    """Largest score that is tried."""
     UNSET: ClassVar[float]
-    """Score where there is nothing to set one by: no margin, but the highest price, for the lowest one reserves what is
-    used now."""
+    """Score where there is nothing to set one by: no margin, but the highest price, because the lowest one reserves
+    only current usage."""
 
     @abstractmethod
     def take(self, rows: Rows) -> Answers:
@@ -77,7 +77,7 @@ class Widened(Answers):
     Attributes
     ----------
     of : mapping of ``baseline`` and ``aggressive`` to Estimate
-        Most estimators say the same for both.
+        Most estimators have one answer for both.
     """
 
     of: Mapping[str, Estimate]
@@ -152,7 +152,7 @@ class Priced(Answers):
     ladder : Ladder
     rows : int64, shape (n,), or None
         Their ladders, where these are not all of them in order: chosen rows are not copied, as a ladder is the largest
-        thing that is known of a row.
+        part of a row.
     risk : Risk or None
         Of the same ladders; for a model that solves its own price.
     """

@@ -1,4 +1,4 @@
-"""Sets margins and prices: on validation rows, the least that keep a violation budget, and what goes under them."""
+"""Sets margins and prices on validation rows: the least that keep a violation budget."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from reclaim.training.margins.violation import needed, violates
 NO_LIMIT: Final = (
     "no row has a limit: a series gets one from its mapping, `cpu_limit`, and any other trace from its events"
 )
-"""Cause of an error that a longer history does not mend."""
+"""Cause of an error that a longer history does not cure."""
 TIER_VIOLATIONS: Final = 20
-"""Rows that a tier must be able to spend before it gets a setting of its own: with fewer, one task decides."""
+"""Violations that the budget must allow a tier before it gets a setting of its own: with fewer, one task decides."""
 TIER_ROWS: Final = 10_000
 """Rows from which the violation rate of a tier is reported: of fewer, a budget of 0.1 % means ten at most."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Margins or prices, and what they do to the rows they were set on.
+    """Margins or prices, and their results on the rows they were set on.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ def reclaimed_share(reservation: NDArray[np.float64], limit: NDArray[np.float64]
 def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the least bare reservation with which a row does not violate once guarded; (n, n_resources), trace units.
 
-    The guards (jump, cap, start-up hold) are the served ones, so that what they prevent is not paid for twice: 0 where
+    The guards (jump, cap, start-up hold) are the served ones, so that what they prevent is not counted twice: 0 where
     they protect the row whatever was reserved, infinite where they leave it in violation whatever was reserved, NaN
     where target or limit is unknown.
     """
@@ -137,7 +137,7 @@ def calibrate(
 ) -> Calibration:
     """Find, per resource, the least margins or prices whose guarded reservations keep the budgets on these rows.
 
-    A row violates at every setting below the one that lifts its reservation to what it needs, and at none above. Of
+    A row violates at every setting below the one that lifts its reservation to its need, and at none above. Of
     ``n`` rows a budget lets ``floor(budget * n)`` violate, so the setting is the one that the next needy row asks for:
     split-conformal prediction with that setting as the score (Papadopoulos et al., 2002; Vovk).
 
@@ -244,7 +244,7 @@ def _of_tiers(scores: NDArray[np.float64], tier: NDArray[np.int64], budget: floa
     found = np.empty(len(TIER_LABELS))
     small = np.bincount(tier, minlength=len(TIER_LABELS)) * budget < TIER_VIOLATIONS
     together = scores[small[tier]]
-    # few rows even together: then they get the score of all
+    # too few rows even together: they get the score of all
     found[small] = _least(together if len(together) * budget >= TIER_VIOLATIONS else scores, budget)
     for t in np.flatnonzero(~small):
         found[t] = _least(scores[tier == t], budget)

@@ -1,4 +1,4 @@
-"""Reserves at every price at once: the ladder of a task, and what stands at a place on it."""
+"""Reserves at every price at once: the ladder of a task, and the reservation at a place on it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.vectors import LANES, in_llvm, numba_tools
 
 LOWEST_PRICE: Final = 0.25
-"""Price of the first rung, in limits of a task of mean size per violated task-window. Below a tenth of what budgets of
-1 % ask for little more is reclaimed."""
+"""Price of the first rung, in limits of a task of mean size per violated task-window. Below a tenth of the price for
+budgets of 1 %, little more is reclaimed."""
 DOUBLED: Final = 4
-"""Rungs in which the price doubles. Many tasks go from a small reservation straight to the limit, and what lies between
-two rungs is half of either, which is cheap for none: with one rung instead of four Bitbrains lost a point at 1 %."""
+"""Rungs in which the price doubles. Many tasks go from a small reservation straight to the limit, and a value between
+two rungs is half of either, which is the cheapest for no task: with one rung instead of four Bitbrains lost a point at
+1 %."""
 N_RUNGS: Final = 15 * DOUBLED + 1
-"""Rungs of a ladder: 60 prices, and at the last one the limit, which nothing violates. Budgets of 1 % ask for 3 to 60,
-those of 0.1 % for 100 to 4,000."""
+"""Rungs of a ladder: 60 prices, and at the last one the limit, which nothing violates. Budgets of 1 % need prices of 3
+to 60, those of 0.1 % of 100 to 4,000."""
 TOP_RUNG: Final = N_RUNGS - 1
 PRICES: Final = np.append(LOWEST_PRICE * 2.0 ** (np.arange(TOP_RUNG) / DOUBLED), 0.0).astype(np.float32)
 """Price of each rung; the last one is the limit, whatever the price."""
 FIRST_RUNGS: Final = (*range(0, N_RUNGS - LANES, LANES), N_RUNGS - LANES)
 """First rung of each vector of sixteen; the last of them begins among the rungs of the one before it."""
 _WEIGHT_RANGE: Final = (0.03, 30.0)
-"""Bounds of a limit over the mean limit, so that one giant of a cell does not live by another rule than the rest."""
+"""Bounds of a limit over the mean limit, so that one huge task does not follow another rule than the rest."""
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _IN_ORDER: Final = np.zeros(0, np.int64)
 
@@ -62,7 +63,7 @@ def price_of(rung: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def size_weight(limit: NDArray[np.float64], mean_limit: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return what a share of each task's limit weighs: its limit over the mean one, within bounds; 1 where unknown."""
+    """Return the weight of each task: its limit over the mean one, within bounds; 1 where unknown."""
     weight = np.clip(limit / np.array(mean_limit), *_WEIGHT_RANGE)
     return np.where(np.isnan(weight), 1.0, weight)
 
@@ -72,8 +73,8 @@ def ladder_of(
 ) -> Ladder:
     """Return the ladders of tasks.
 
-    What is reserved is one of the thresholds or the limit. A point between two thresholds would be reserved for what
-    the curve is believed to be there, and belief errs on the low side.
+    What is reserved is one of the thresholds or the limit. A point between two thresholds would rest on the
+    interpolated curve, which errs on the low side.
 
     Parameters
     ----------
@@ -174,8 +175,8 @@ def _cheapest(_: Any, share: Any, risk: Any, price: Any, size: Any, out: Any) ->
     """Write one ladder: the first share of least ``share + price * size * risk``, or that of a lower price if larger.
 
     All are float32, the arrays C-contiguous; points and rungs in their order. In registers, sixteen prices at a time: a
-    walk along the lower convex hull, which is the same in principle, takes three times as long, as no core foresees
-    where it turns.
+    walk along the lower convex hull, which is the same in principle, takes three times as long, as no core can predict
+    its branches.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -53,9 +53,9 @@ MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
 """Widest and safest first, as in Borg's experiment (EuroSys'15, Figure 12)."""
 
 LOWEST_SHARE: Final = -0.95
-"""Narrowest margin looked at: a twentieth of what the estimator said."""
+"""Narrowest margin that is tried: a twentieth of the estimator's answer."""
 HIGHEST_SHARE: Final = 1e3
-"""Widest margin looked at: in effect the limit, for every task that uses anything at all."""
+"""Widest margin that is tried: in effect the limit, for every task with any usage."""
 STARTUP_HOLD_S: Final = 300.0
 """Time in seconds for which a new task keeps its limit, to let start-up transients pass (EuroSys'15, section 5.5)."""
 
@@ -82,7 +82,7 @@ class Margin:
     ----------
     name : str
     share : tuple of float, in the order ``schema.RESOURCES``
-        0.15 adds 15 %; below zero where the bare estimator is more careful than the budget asks.
+        0.15 adds 15 %; below zero where the bare estimator is more careful than the budget requires.
     by_tier : tuple of tuple of float, or None
         The same for each of ``groups.TIER_LABELS``; None: ``share`` holds for all tasks.
     """
@@ -91,8 +91,8 @@ class Margin:
     share: tuple[float, ...]
     by_tier: tuple[tuple[float, ...], ...] | None = None
     rate: ClassVar[float] = 0.5
-    """Speed at which one follows the workload (``online.OnlineMargins``). At 0.1 a drift took weeks to be followed, at
-    1 the margin swung and reclaimed 2 to 3 points of the limit less."""
+    """Rate at which a margin follows the workload (``online.OnlineMargins``). At 0.1 it took weeks to follow a drift,
+    at 1 the margin swung and reclaimed 2 to 3 points of the limit less."""
 
     def __post_init__(self) -> None:
         check_values(f"margin {self.name!r}", "share", self.share, self.by_tier, least=-1)
@@ -134,7 +134,7 @@ def _half_way(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def under(margin: str, bare: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return what is reserved under a named margin, given what those of ``baseline`` and ``aggressive`` come to.
+    """Return what is reserved under a named margin, given the reservations of ``baseline`` and ``aggressive``.
 
     A wider margin never reserves less: the baseline is the larger of the two, and ``medium`` lies half way between.
     """
@@ -176,7 +176,7 @@ def guarded(estimate: Estimate, windows: Windows) -> Estimate:
 
 
 def guarded_amounts(bare: NDArray[np.float64], windows: Windows) -> NDArray[np.float64]:
-    """Return the reservations alone that ``guarded`` leaves of bare ones; shape (n, n_resources) each."""
+    """Return only the reservations of ``guarded``, from bare ones; shape (n, n_resources) each."""
     return guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
 
 

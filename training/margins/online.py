@@ -33,14 +33,15 @@ LOOP: Final = 1.5
 """Largest rate, per horizon in days: an answer is violated a part of its horizon after it was given, on average, and a
 faster one overshoots."""
 ENOUGH: Final = 640.0
-"""Violations a day that a budget must allow to be followed at the full rate. Below, the rate falls with their root, as
+"""Violations a day that a budget must allow for the full rate. Below, the rate falls with their root, as
 the gain of a Kalman filter does: the level that a cell needs wanders, by about half of its logarithm a day, and a spike
 of one task violates twelve answers at 1 hour, so few violations say little about it."""
 LEAST: Final = 3.6
 """Violations a day by which those of a tier with a smaller budget are measured: at the rate of a price, one spike then
 moves its logarithm by one at most."""
 _TAKEN: Final = 12
-"""Answers of a task that are waited for within one horizon, at even distances: at 1 hour every 5-minute window's."""
+"""Number of a task's answers within one horizon whose outcome counts, at even distances: at 1 hour every 5-minute
+window's."""
 PENDING: Final = _TAKEN + 1
 """Room for answers of a task whose horizon is not over."""
 _ARRIVED: Final = 4
@@ -60,7 +61,7 @@ assert _VIOLATED + len(BUDGETED) * len(RESOURCES) <= np.iinfo(np.uint8).bits
 _TASK: Final = np.dtype(
     [
         ("last_us", "i8"),  # end of the task's last window
-        ("taken_us", "i8"),  # end of the window whose answer was the last one to be waited for
+        ("taken_us", "i8"),  # end of the last window whose answer counts
         ("end_us", "i8", PENDING),  # 0: free
         ("held", "f4", (PENDING, len(BUDGETED), len(RESOURCES))),  # infinite: the limit; NaN: not to be counted
         ("tier", "u1", PENDING),
@@ -96,7 +97,7 @@ def risen(
 class OnlineMargins:
     """Keeps violation budgets as the workload drifts, for each tier by itself: prices or margins that follow it.
 
-    Every answer is held against what its task then demands. A violation counts in the slot of the trace's clock
+    Every answer is compared with what its task then demands. A violation counts in the slot of the trace's clock
     (``features.registry.SLOT_S``) after the one it comes in, and an answer a slot after its horizon, whether its task
     is still there or not, unless nothing was measured of it. So a load that grows is followed before a long horizon is
     over. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
@@ -209,7 +210,7 @@ class OnlineMargins:
 
     @property
     def begin(self) -> Mapping[str, Setting]:
-        """The three prices or margins that the factor moves: as set, or the model's own price at its caution."""
+        """The three prices or margins that the factor moves: as set, or the model's own cautious price."""
         begin = self._begin()
         return three_of(*(begin[name] for name in BUDGETED)) if self.own else self.start
 
@@ -224,7 +225,7 @@ class OnlineMargins:
         return rungs
 
     def hold(self, slot: NDArray[np.int64], answers: Answers, windows: Windows) -> dict[str, NDArray[np.float64]]:
-        """Return guarded reservations under the settings of the moment, and wait for their outcomes.
+        """Return guarded reservations under the settings of the moment, and keep them as pending.
 
         Parameters
         ----------
@@ -260,13 +261,13 @@ class OnlineMargins:
         windows: Windows,
         risk: tuple[Risk, NDArray[np.int64]] | None = None,
     ) -> None:
-        """Hold windows against their tasks' earlier answers, and wait for what comes of these.
+        """Compare windows with their tasks' earlier answers, and keep these as pending.
 
         Parameters
         ----------
         slot : int64, shape (n,)
         held : float64, shape (n, len(BUDGETED), n_resources)
-            The guarded reservations just given; NaN where none was: such a row is held against earlier answers alone.
+            The guarded reservations just given; NaN where none was: such a row is only compared with earlier answers.
         windows : Windows
             Of slots that ``reach`` was called with, or earlier ones.
         risk : tuple of Risk and int64, shape (n,), or None
@@ -279,7 +280,7 @@ class OnlineMargins:
         columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
         horizon_us, cells, counts = self.horizon_s * 1_000_000, self._cells, ("answered", "violated", "arrived")
         threads = parts_of(len(slot), self.threads)
-        if threads == 1 or not (slot[:-1] < slot[1:]).all():  # or else two threads might meet a task
+        if threads == 1 or not (slot[:-1] < slot[1:]).all():  # otherwise two threads could share a task
             _wait(self._tasks, *columns, horizon_us, *(cells[name] for name in counts), cells["clock"])
             return
         counted = [[np.zeros_like(cells[name]) for name in counts] for _ in range(threads)]
@@ -376,7 +377,7 @@ class OnlineMargins:
         return state_of(self._made_by, self.memory())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there, to the bit; ``ConfigError`` where other settings or other code made it."""
+        """Continue from there, to the bit; ``ConfigError`` where other settings or other code made it."""
         self._go_on(memory_of(self._made_by, self.memory(), state))
 
     def memory(self) -> dict[str, NDArray[Any]]:
@@ -384,7 +385,7 @@ class OnlineMargins:
         return {"tasks": self._tasks[: self._n_slots], **self._cells}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from copies of ``memory``; ``ConfigError`` where other code made it."""
+        """Continue from copies of ``memory``; ``ConfigError`` where other code made it."""
         self._go_on({name: copy_of(adopt(name, array, memory)) for name, array in self.memory().items()})
 
     @property
@@ -454,7 +455,7 @@ def _wait(
     arrived: Any,  # (_ARRIVED, 1 + B, n_tiers, R) int64, ring
     clock: Any,  # (3,) int64: slots, of which the second and the third have counted
 ) -> None:
-    """Hold each window against its task's earlier answers, and wait for what comes of this one.
+    """Compare each window with its task's earlier answers, and keep this one as pending.
 
     An answer counts as soon as any demand within its horizon is known, and as violated as soon as it is; both in the
     ring's place of its slot, and in that of the window's, or of the earliest that has not counted yet.

@@ -20,14 +20,14 @@ hundredth of what a budget of 0.1 % leaves a task-window."""
 UNKNOWN: Final = 65_535
 """Count of a task without a forecast."""
 CAUTION: Final = ((1.0, 1 / 3), (4.0, 1 / 2))
-"""Share of the budget that is spent up to an age of the cell in days: curves of a cell's first hours, when lags and
-long maxima are short, are too sure of themselves, by about two in a new cell, and no outcome says so yet."""
+"""Share of the budget that is spent up to an age of the cell in days: in a cell's first hours, when lags and long
+maxima are short, curves are too sure, by a factor of about two in a new cell, and no outcome shows it yet."""
 WHOLE: Final = 0.09
 """Budget over which the root of a small one is its share on the first day: a tenth of 0.1 % is spent where a third of
-1 % is. The rarer what is asked for, the less curves of a few hours know of it: with a tenth, 35 of 43 cells that begin
+1 % is. The rarer the event, the less curves of a few hours know of it: with a tenth, 35 of 43 cells that begin
 later kept to twice the budget, with a third 21 (``benchmarks/LOG.md``, 2026-11-25)."""
 LEARNED_DAYS: Final = 1.0
-"""Age of the cell in days up to which outcomes teach how much of the budget may be spent; after that the factor that
+"""Age of the cell in days up to which outcomes decide how much of the budget may be spent; after that the factor that
 follows them is enough."""
 DOUBT: Final = 20.0
 """Violations that the curves must expect before their outcomes count as much as ``CAUTION`` does. Of 10, 20 and 40 all
@@ -35,7 +35,7 @@ did alike on cells that begin later (``benchmarks/LOG.md``, 2026-11-25)."""
 MOST: Final = 8.0
 """Largest share of the budget that is spent, where curves are too careful."""
 FAR: Final = 4.0
-"""Factor between a price that was set and the own one beyond which the model and the cell do not go together."""
+"""Factor between a price that was set and the own one beyond which the model does not fit the cell."""
 
 Risk = NDArray[np.uint16]
 """Probability that the demand exceeds what a task reserves at each rung of its ladder, in parts of ``UNIT``; uint16,
@@ -48,8 +48,8 @@ def share_at(
     """Return the share of the budget at which the curves' own price is solved, in a cell of an age.
 
     Without outcomes it is that of ``CAUTION``, of small budgets less on the first day (``WHOLE``). Outcomes may only
-    raise it: curves that expected more violations than came are too careful by that much. What is too low a price the
-    factor that follows outcomes raises, and bursts of an hour would raise it twice.
+    raise it: curves that expected more violations than came are too careful by that much. A price that is too low is
+    raised by the factor that follows outcomes, and bursts of an hour would raise it twice.
 
     Parameters
     ----------

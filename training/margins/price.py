@@ -42,8 +42,8 @@ class Price:
     by_tier: tuple[tuple[float, ...], ...] | None = None
     given: tuple[bool, ...] = (False,) * len(RESOURCES)
     rate: ClassVar[float] = 4.0
-    """Speed at which one follows the workload where a budget allows many violations a day (``online.OnlineMargins``): a
-    composed cell that is changed on purpose keeps a budget of 1 % again within a day."""
+    """Rate at which a price follows the workload where a budget allows many violations a day
+    (``online.OnlineMargins``): a composed cell that is changed on purpose keeps a budget of 1 % again within a day."""
 
     def __post_init__(self) -> None:
         check_values(f"price {self.name!r}", "price", self.value, self.by_tier, least=0)
@@ -62,8 +62,8 @@ class Price:
     def bounds(self) -> NDArray[np.float64]:
         """Least and largest logarithm that ``moved`` is for; shape (2, n_tiers, n_resources).
 
-        Down to a part of what was set, so that a quiet week does not leave a task bare; up to the limit. A price that
-        was given does not move.
+        Down to a part of what was set, so that a quiet week does not leave tasks unprotected; up to the limit. A price
+        that was given does not move.
         """
         rungs = self.rungs
         bounds: NDArray[np.float64] = _LOG * np.stack([np.maximum(-rungs, -FOLLOWED_DOWN), TOP_RUNG - rungs])

@@ -35,7 +35,7 @@ def choose_settings(
     Parameters
     ----------
     answers : sequence of float64 arrays, shape (n, n_resources)
-        What each candidate says of ``n`` validation rows, before any margin.
+        Answers of each candidate to ``n`` validation rows, before any margin.
     candidates : sequence of Settings
         Of equals the first one is chosen.
     windows, target, budgets
@@ -104,7 +104,7 @@ class TunedEstimator(Estimator):
         return state_of(self._made_by, {}) | {name: of for name, of in parts.items() if not name.endswith(MADE_BY)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Let its parts go on from there; ``ConfigError`` where another kind, other settings or other code made it."""
+        """Let its parts continue there; ``ConfigError`` where another kind, other settings or other code made it."""
         memory_of(self._made_by, {}, state)
         for k, part in enumerate(self._parts):
             made_by, mine = {MADE_BY: part.state()[MADE_BY]}, f"{k} "

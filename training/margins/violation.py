@@ -1,7 +1,7 @@
-"""Decides what counts as a violation and as a machine overrun: usage above what was set aside, by more than rounding.
+"""Decides what counts as a violation and as a machine overrun: usage above what was reserved, by more than rounding.
 
 Each rule is a plain function of numbers or arrays, and the same function compiled into kernels. Numba keeps compiled
-code with the constants it was compiled with, so a change of one of them asks for cleared caches.
+code with the constants it was compiled with, so a change of one of them requires clearing its caches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tempers the tails of curves by how far beyond their largest of the past tasks went within the horizon, in training.
+"""Tempers the tails of curves by how far tasks in training exceeded their largest past usage within the horizon.
 
-The tail of a curve rests on few outcomes: all of a day ahead, where a task has few days, and an hour ahead what is
-rarer than one in twenty. That of all tasks together, over the largest of the past, is one statistic of many outcomes.
-The geometric mean of both tells risky tasks apart better than either one.
+The tail of a curve rests on few outcomes: a day ahead the whole tail, as a task has few days, and an hour ahead
+everything rarer than one in twenty. That of all tasks together, over the largest of the past, is one statistic of many
+outcomes. The geometric mean of both tells risky tasks apart better than either one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reclaim.training.margins.violation import ROUNDING
 from reclaim.training.models.survival import FLOOR
 
 TAILS: Final[tuple[float, ...]] = (0.0, 0.05, 0.5)
-"""Largest probability that is tempered, by horizon: five minutes ahead none, for there are outcomes enough; a day ahead
+"""Largest probability that is tempered, by horizon: five minutes ahead none, as there are enough outcomes; a day ahead
 all above the median (`benchmarks/LOG.md`, 2026-11-23)."""
 _ONE: Final = 32
 """Position of the ratio 1 among ``RATIOS``."""
@@ -144,7 +144,7 @@ def taken_from(tensors: dict[str, NDArray[np.float32]], file: str, past: Past) -
     Returns
     -------
     Beyond or None
-        None where the file has none: it is of before, or nothing was tempered.
+        None where the file has none: it is older, or nothing was tempered.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Makes an estimator of a forecaster: features of each window, then what a price reserves of its forecast."""
+"""Makes an estimator from a forecaster: features of each window, then what a price reserves of its forecast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a protocol; the network behind it needs torch, this file do
     from reclaim.training.models.forecaster import Forecaster
 
 UNKNOWN_LIMITS = (float("nan"),) * len(RESOURCES)
-"""Mean limits of a cell of which nothing is known: every task weighs the same."""
+"""Mean limits of an unknown cell: every task weighs the same."""
 _FREE = Price("none", (0.0,) * len(RESOURCES))
 
 
@@ -50,7 +50,7 @@ class ForecastEstimator(Estimator):
     own_price : bool
         Whether the model's price is solved from its curves (``margins.own_price``).
     earlier : Earlier or None
-        Of a replay of what the forecaster learned from.
+        For a replay of what the forecaster learned from.
 
     Raises
     ------
@@ -84,11 +84,11 @@ class ForecastEstimator(Estimator):
         return self.answer(self._state.advance(slot, windows), windows)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what the features remember; a forecaster remembers nothing, so any model may go on from it."""
+        """Return the state of the features; a forecaster has none, so any model may continue from it."""
         return self._state.state()
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Let the features go on from there; ``ConfigError`` where it is of another cell, or other code saved it."""
+        """Let the features continue from there; ``ConfigError`` where it is of another cell, or other code saved it."""
         self._state.restore(state)
 
     def forecast(self, x: NDArray[np.float32], windows: Windows, horizon_s: int | None = None) -> Forecast:

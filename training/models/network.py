@@ -18,8 +18,8 @@ from reclaim.training.models.survival import ABOVE, BELOW, LAST, N_THRESHOLDS
 class Scaling(NamedTuple):
     """Shift and scale that turn squashed features into inputs; each float32, shape (F,).
 
-    ``mean`` and ``scale`` standardise; ``low`` and ``high`` cut off, in standard deviations, what training hardly saw:
-    one absurd measurement must not move a reservation beyond what was learned.
+    ``mean`` and ``scale`` standardise; ``low`` and ``high`` cut off, in standard deviations, values that training
+    hardly saw: one absurd measurement must not move a reservation beyond what was learned.
     """
 
     mean: Tensor
@@ -88,7 +88,7 @@ class SurvivalNetwork(nn.Module):
 def cpu_threads(n: int) -> Iterator[None]:
     """Let torch use ``n`` CPU threads inside the block.
 
-    One is the rule here: the matrices are small, so a second thread gains little, loses much where other processes want
+    One is the rule here: the matrices are small, so a second thread gains little, loses much where other processes need
     the cores (it waits at every operation), and results would depend on the number.
     """
     before = torch.get_num_threads()
@@ -118,7 +118,7 @@ def thresholds_from(now: Tensor) -> Tensor:
 
 @lru_cache
 def _shares(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the shares of the thresholds; once a device, for CUDA records no step that copies from the host."""
+    """Return the shares of the thresholds; once per device, as CUDA cannot record a step that copies from the host."""
     return torch.tensor(BELOW, device=device), torch.tensor([1 - u for u in ABOVE], device=device)
 
 
@@ -134,7 +134,7 @@ def survival_loss(steps: Tensor, y: Tensor, thresholds: Tensor, weight: Tensor |
     """Return the negative log-likelihood of the demand of every target and horizon, averaged over known rows.
 
     A demand is a chain of answers: above the first threshold, above the second given the first, … until it is not. The
-    steps behind that say nothing of it and are left out.
+    later steps say nothing about it and are left out.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from reclaim.training.models.prior import Prior
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
 
-if TYPE_CHECKING:  # torch is behind it, whose import takes longer than all else that a server needs to start
+if TYPE_CHECKING:  # it needs torch, whose import takes longer than all else that a server needs to start
     from reclaim.training.models.network import SurvivalNetwork
 
 
@@ -34,7 +34,7 @@ class NetworkForecaster:
     tensors : mapping
         The ``state_dict`` of a ``network.SurvivalNetwork``, as arrays; see ``of``. Not changed from then on.
     heads : Heads
-        What was fitted; the forecast of all else is NaN.
+        What was fitted; all other forecasts are NaN.
     beyond : Beyond or None
         What the curves are tempered by; None: they are the network's own.
     prior : Prior or None
@@ -64,12 +64,12 @@ class NetworkForecaster:
         cls, network: SurvivalNetwork, heads: Heads = ALL_HEADS, beyond: Beyond | None = None,
         prior: Prior | None = None,
     ) -> NetworkForecaster:  # fmt: skip
-        """Return what answers with a network's weights."""
+        """Return a forecaster with a network's weights."""
         return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, heads, beyond, prior)
 
     @property
     def network(self) -> SurvivalNetwork:
-        """A network of these weights, for who wants more of it than answers."""
+        """A network of these weights, for callers that need more than answers."""
         import torch
 
         from reclaim.training.models.network import Scaling, SurvivalNetwork
@@ -95,7 +95,7 @@ class NetworkForecaster:
         return tuple(horizon_s for horizon_s, known in zip(HORIZONS_S, fitted, strict=True) if known)
 
     def input_ranges(self) -> InputRanges:
-        """Return what the network standardises its inputs with."""
+        """Return the mean and the scale by which the network standardises its inputs."""
         return InputRanges(*(self.tensors[name] for name in InputRanges._fields))
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
@@ -146,7 +146,7 @@ class NetworkForecaster:
 
     @classmethod
     def load(cls, folder: Path) -> NetworkForecaster:
-        """Read what ``save`` wrote; ValueError where the tensors are not those of the network that it speaks of."""
+        """Read what ``save`` wrote; ValueError where the tensors do not fit the network described."""
         with safe_open(folder / cls._FILE, framework="np") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping

@@ -7,9 +7,9 @@ that meet it, and steps fitted to so few follow single tasks (ICML 2005 finds it
 cases); its flat steps also tie tasks that the forecast ranks, which costs alerts. A slope above 0 leaves the
 order of tasks, and so average precision, as it was.
 
-An intercept alone was tried for few positives, and is no safe choice: of boosted trees that were far too sure of
-themselves (composed cell, one hour, 16 positive tasks) it made a Brier skill of -3.2 one of -0.34, where a slope, too,
-makes it 0.00. So few positives may flatten the probability, but not sharpen it.
+An intercept alone was tried for few positives, and is not a safe choice: for boosted trees that were far too sure
+(composed cell, one hour, 16 positive tasks) it made a Brier skill of -3.2 one of -0.34, where a slope, too, makes it
+0.00. So few positives may flatten the probability, but not sharpen it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster, Heads, InputRanges
 
 FEW: Final = 20
-"""Positive tasks below which the slope is at most 1: that a forecast should be surer of itself, fewer do not tell."""
+"""Positive tasks below which the slope is at most 1: fewer cannot show that a forecast should be surer."""
 SMALLEST: Final = 1e-12
 """Probabilities are taken no nearer to 0 or 1 than this, so that their log-odds are finite."""
 SMALLEST_SLOPE: Final = 0.01
-"""A flatter one would tie tasks, a negative one turn their order around; at this one all are near the base rate."""
+"""A flatter slope would tie tasks, a negative one reverse their order; at this one all are near the base rate."""
 LARGEST_SLOPE: Final = 10.0
-"""A steeper one comes of labels that a threshold separates, which says nothing about the next ones."""
+"""A steeper one comes from labels that a threshold separates, which says nothing about later ones."""
 
 _BARE: Final = "is as the model says it"
 _STEPS: Final = 100
@@ -66,7 +66,7 @@ class ProbabilityCalibration:
 
         A row's answer does not depend, to the bit, on its neighbours.
         """
-        # without gaps: for memory with them numpy's log may take other instructions
+        # contiguous: for memory with gaps numpy's log may use other instructions
         given = np.array(probability.T, np.float64, order="C")
         for one, horizon_s in zip(given, horizons_s, strict=True):
             h = HORIZONS_S.index(horizon_s)
@@ -172,7 +172,7 @@ def _loss(z: NDArray[np.float64], y: NDArray[np.float64], slope: float, intercep
 def _fit(z: NDArray[np.float64], label: NDArray[np.bool_], slope: float | None = None) -> tuple[float, float]:
     """Return slope and intercept of least log-loss, by Newton's method; a slope that is given is kept.
 
-    Labels are smoothed as Platt did, to what Bayes' rule would say after as many of each: the fit stays finite where
+    Labels are smoothed as Platt did, to the posterior by Bayes' rule after as many of each: the fit stays finite where
     a threshold separates all labels.
     """
     n_positive = int(label.sum())
@@ -248,7 +248,7 @@ class Calibrated:
         self.bare.threads = threads
 
     def input_ranges(self) -> InputRanges | None:
-        """Return what the forecaster says."""
+        """Return the forecaster's value."""
         return self.bare.input_ranges()
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
@@ -268,7 +268,7 @@ class Calibrated:
 
     @classmethod
     def load(cls, forecaster: Forecaster, folder: Path) -> Calibrated:
-        """Return a forecaster with what ``save`` wrote next to it of the probability; without it, as it is."""
+        """Return a forecaster with the model of the probability that ``save`` wrote next to it, if any."""
         path, oom = folder / cls._FILE, OomModel.load(folder)
         if not path.is_file():
             return cls(forecaster, ProbabilityCalibration(), oom)

@@ -44,29 +44,30 @@ INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS, *_LEVEL))
 """Positions of the features that the model reads: memory over the limit, the run, and earlier ends.
 
 CPU, the size of the limits, tier, class, page cache and cycles per instruction are not read. A collection keeps them,
-so trees know the few that met an end by them, and look for those again: on cells of other donors the model is better
-without (``benchmarks/LOG.md``, 2026-11-25)."""
+so trees would recognise by them the few collections with an end, and look for those again: on cells of other donors the
+model is better without (``benchmarks/LOG.md``, 2026-11-25)."""
 FEW_ENDS_INPUTS: Final = tuple(k for k, feature in enumerate(INPUTS) if feature not in _LEVEL)
-"""Places in ``INPUTS`` of those that trees of few ends read: without the level of memory over days, by which they know
-collections, too. Trees of many ends are better with it."""
+"""Places in ``INPUTS`` of those that trees of few ends read: without the level of memory over days, by which they would
+also recognise collections. Trees of many ends are better with it."""
 
 _TOGETHER: Final = 64
-"""Rows that are asked together: their inputs lie in a core's nearest cache."""
+"""Rows that are evaluated together: their inputs fit a core's nearest cache."""
 _FEW: Final = 16
-"""The same of a call of so few rows, for a single one costs as much as all."""
+"""The same for a call of up to this many rows, as a single one costs as much as all."""
 _ALL: Final = 2**LEAVES - 1
 
 
 class Trees(NamedTuple):
     """Trees of each horizon, of ``LEAVES`` leaves at most; those of a horizon that is not fitted are ``blank``.
 
-    A tree is asked by all its nodes at once (QuickScorer, Lucchese et al., SIGIR'15). Leaves are numbered from left to
-    right; each node that sends a row to the right rules out the leaves to its left, and the first that is left is it.
+    A tree is evaluated at all its nodes at once (QuickScorer, Lucchese et al., SIGIR'15). Leaves are numbered from left
+    to right; each node that sends a row to the right rules out the leaves to its left, and the first remaining leaf is
+    the result.
 
     Attributes
     ----------
     feature : int32, shape (n_horizons, n_trees, LEAVES - 1)
-        Place in ``INPUTS`` of what each node reads.
+        Place in ``INPUTS`` of the input that each node reads.
     threshold : float32, the same shape
         A row goes right whose value is above; a node that a smaller tree lacks has infinity, which sends none.
     unknown_right : uint8, the same shape
@@ -88,7 +89,7 @@ class Trees(NamedTuple):
 
     @classmethod
     def blank(cls, n_trees: int) -> Trees:
-        """Return trees of which none sends a row anywhere, and that add nothing."""
+        """Return trees without splits that add nothing."""
         nodes, leaves = (len(HORIZONS_S), n_trees, LEAVES - 1), (len(HORIZONS_S), n_trees, LEAVES)
         return cls(
             np.zeros(nodes, np.int32), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.uint8),

@@ -28,22 +28,22 @@ from reclaim.training.settings import QUANTILE_LEVELS
 LAGS: Final = tuple(f"same_hour_{days}d" for days in SAME_HOUR_DAYS)
 """Statistics that are unknown for a task's first days, and marked where they are."""
 _OF_RESOURCE: Final = "p98_48h"
-"""A statistic of resources alone."""
+"""A statistic of resources only."""
 _UNREAD: Final = ("max_7d",)
 """Statistics that came later than the model that ships."""
 _STATISTICS: Final = (*(statistic.name for statistic in STATISTIC if statistic.name not in _UNREAD), _OF_RESOURCE)
 _SPREADS: Final = ("std_2h", "change_1h")
-"""Statistics that are no level."""
+"""Statistics that are not a level."""
 _LEVELS: Final = tuple(name for name in _STATISTICS if name not in {"last", *_SPREADS})
 _MEASURED: Final = (*_STATISTICS, *(f"{lag}_missing" for lag in LAGS), "memory")
 INPUTS: Final = (*_MEASURED, *(f"{name}_place" for name in (*_LEVELS, *_SPREADS)))
 """Inputs of one target: what is known of its own signal, in shares of the limit, marks, whether it is memory, and where
 each statistic lies among the thresholds of the curve. No clock, no age, no size of the limit, and nothing of another
-signal: all these mean something else in the next cell."""
+signal: all these mean something else in another cell."""
 FIRST: Final = _STATISTICS.index("last")
 """Position of what is used now."""
 _EVER: Final = _STATISTICS.index("max_ever")
-"""Position of what is known from the first measurement on; before it nothing is forecast."""
+"""Position of the statistic that is known from the first measurement on; before it nothing is forecast."""
 SHARES: Final = len(_STATISTICS)
 """Number of the inputs, the first ones, that are shares of the limit."""
 _COLUMNS: Final = np.array(
@@ -56,7 +56,7 @@ _SPREADS_AT: Final = np.array([_STATISTICS.index(name) for name in _SPREADS])
 _LEAST: Final = 1e-4
 """Least share of the limit that has a place."""
 _FARTHEST: Final = 4.0
-"""Farthest place of a level, in ways from what is used now to the limit: near the limit a way is short."""
+"""Farthest place of a level, in distances from current usage to the limit: near the limit this distance is short."""
 _WIDEST: Final = 8.0
 """Largest spread, over what is used now, which may be near 0."""
 _LAGS: Final = np.array([_STATISTICS.index(lag) for lag in LAGS])
@@ -157,10 +157,10 @@ class PortableForecaster:
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
 
     def input_ranges(self) -> None:
-        """Return None: how the features of other cells were spread says nothing of this one's."""
+        """Return None: the ranges of other cells' features say nothing about this one's."""
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
-        """Return the forecast of each row; it says nothing of running out of memory."""
+        """Return the forecast of each row; it does not predict out-of-memory ends."""
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
         write, n = self.writer(horizons_s), len(x)
         survival = np.empty((n, len(TARGETS), len(horizons_s), N_THRESHOLDS), np.float32)

@@ -23,12 +23,13 @@ QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = (
     (14.0, (0, 1, 2)),
     (35.0, (0, 0, 1)),
 )
-"""Days of history below which so many quarters of the curve of each horizon are the others'. A day ahead one's own
-network has few outcomes that do not overlap. No longer history was measured (`benchmarks/LOG.md`, 2026-11-28)."""
+"""Days of history below which so many quarters of the curve of each horizon come from the other network. A day ahead
+the cell's own network has few outcomes that do not overlap. No longer history was measured (`benchmarks/LOG.md`,
+2026-11-28)."""
 
 
 def quarters_of(history_s: float) -> tuple[int, ...]:
-    """Return how many quarters of the curve of each horizon are the others', by the length of one's own history."""
+    """Return how many quarters of each horizon's curve come from the other network, by the own history's length."""
     return next((quarters for days, quarters in QUARTERS if history_s < days * _DAY_S), (0,) * len(HORIZONS_S))
 
 
@@ -52,7 +53,7 @@ class Prior(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Plain values for the bundle: the digest of the other network, its quarters of each curve, and its datasets.
 
-        By the last no replay tests on what the other network was trained on.
+        The last keeps replays from testing on what the other network was trained on.
         """
         digest, beyond = sha256(), self.forecaster.beyond
         tensors = self.forecaster.tensors | ({} if beyond is None else {KEY: beyond})
@@ -65,7 +66,7 @@ class Prior(NamedTuple):
         """Return the function that mixes curves of some horizons in place.
 
         Its arguments are the curves, float32, shape (n, n_targets, n_horizons, N_THRESHOLDS), their thresholds and the
-        features of the rows. A task of which the others' network knows nothing keeps its own curve.
+        features of the rows. A task that the other network has no curve for keeps its own.
         """
         mixed = tuple(h for h in horizons_s if self.quarters[HORIZONS_S.index(h)])
         if not mixed:
@@ -95,7 +96,7 @@ def _mix(
                 own, other = survival[i, t, places[k]], others[i, t, k]
                 if np.isnan(other[0]):
                     continue
-                for j in range(len(own)):  # by roots, which are rounded alike everywhere
+                for j in range(len(own)):  # by square roots, which are rounded alike everywhere
                     mean = math.sqrt(np.float64(own[j]) * np.float64(other[j]))
                     if quarters[k] != 2:
                         mean = math.sqrt(np.float64(own[j] if quarters[k] == 1 else other[j]) * mean)

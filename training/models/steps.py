@@ -1,4 +1,4 @@
-"""Keeps what is reserved at every price as the rungs at which it rises: an eighth of a ladder's memory, to its bits."""
+"""Keeps the reservations at every price as the rungs at which they rise: an eighth of a ladder, to the same bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reclaim.training.margins.own_price import UNIT, UNKNOWN, Risk
 from reclaim.training.models.survival import N_BELOW, N_THRESHOLDS, TABLE, rise
 
 N_RISES: Final = N_THRESHOLDS - N_BELOW
-"""Thresholds that may be reserved: those from what is used now on. Beyond the last one lies the limit."""
+"""Thresholds that may be reserved: from current usage on. After the last one comes the limit."""
 NOTHING: Final = 255
 """First number of rungs of a task without a forecast."""
 _WIDTH: Final = 64
@@ -34,7 +34,7 @@ _BYTES: Final = ir.VectorType(ir.IntType(8), _WIDTH)
 _BITS: Final = ir.IntType(_WIDTH)
 assert LANES <= N_RISES < _TABLE <= N_RUNGS
 _AT_ONCE: Final = len(FIRST_RUNGS) if WIDE_REGISTERS else 1
-"""Vectors of rungs whose thresholds of least cost are looked for together: as many as stay in registers."""
+"""Vectors of rungs whose thresholds of least cost are searched together: as many as stay in registers."""
 
 
 class Steps(NamedTuple):

@@ -20,13 +20,13 @@ from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Forecast
 
 FLOOR: Final = 0.005
-"""Least share of the limit that counts as used now, and what does where nothing is known: thresholds are even in the
-logarithm, which has no zero."""
+"""Least share of the limit that counts as used now, also where nothing is known: thresholds are even in the logarithm,
+which has no zero."""
 BELOW: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Thresholds below what is used now, as shares of it: a peak that has passed."""
 ABOVE: Final = (0.0, 0.004, 0.008, 0.016, 0.03, 0.05, 0.08, *(0.12 + 0.84 * k / 18 for k in range(19)), 1.0)
 """Thresholds from what is used now, at 0, to ``LAST``, at 1, as shares of the way by the logarithm: close together near
-what is used now, where most tasks stay, and even from there on, for only thresholds are reserved."""
+current usage, where most tasks stay, and even from there on, because only thresholds are reserved."""
 LAST: Final = 0.999
 """Last threshold, as a share of the limit. What exceeds it reaches the limit, where throttled CPU stays in half of the
 windows of a composed cell: a threshold at the limit itself would be exceeded by none of them."""
@@ -39,7 +39,7 @@ NOW: Final = np.array([AT[f"{signal}_last"] for signal in SIGNALS])
 assert SIGNALS == TARGETS
 Curves = Callable[[slice, NDArray[np.float32]], None]
 _LEAST: Final = 1e-7
-"""Least probability that a loss is taken of: curves are float32."""
+"""Least probability in a loss: curves are float32."""
 TABLE: Final = np.array(
     [
         (*BELOW, 1.0, *(0.0 for _ in ABOVE[1:])),  # 1: what is used now is a threshold itself, to the bit
@@ -234,7 +234,7 @@ def _log_loss(survival: Any, thresholds: Any, y: Any, out: Any) -> None:
 def crps(survival: NDArray[np.float32], thresholds: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the continuous ranked probability score of each demand, in shares of the limit; arguments as ``log_loss``.
 
-    The integral over r, up to the last threshold, of the squared difference between S(r) and what came: 1 below the
+    The integral over r, up to the last threshold, of the squared difference between S(r) and the outcome: 1 below the
     demand and 0 from it on. It compares curves of other thresholds, too, which the likelihood does not. A demand above
     the limit counts as the limit (Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation",
     2007).
@@ -269,5 +269,5 @@ def _crps(survival: Any, thresholds: Any, y: Any, out: Any) -> None:
 
 @numba.njit(inline="always")
 def _squares(a: float, b: float) -> Any:
-    """Return the mean of the squares of what goes straight from a to b."""
+    """Return the mean square of a line from a to b."""
     return (a * a + a * b + b * b) / 3

@@ -1,4 +1,4 @@
-"""The yardstick: survival curves by gradient-boosted trees, one model for each target, at one horizon."""
+"""The baseline model: survival curves by gradient-boosted trees, one model for each target, at one horizon."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from reclaim.training.models.survival import N_THRESHOLDS, forecast_of, threshol
 from reclaim.training.settings import QUANTILE_LEVELS
 
 _ROWS_AT_ONCE: Final = 8_192
-"""Rows that are asked for together, each at all thresholds, to bound memory: 100 MB."""
+"""Rows that are evaluated together, each at all thresholds, to bound memory: 100 MB."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples held in memory, each with its own copy of everything: for a few of them, or for what wants numpy.
+    """Samples held in memory, each with its own copy of everything: for a few of them, or for code that needs numpy.
 
     Attributes
     ----------
@@ -49,11 +49,11 @@ class Rows:
 
 
 _TRUSTED: Final = ("sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",)
-"""Types of a fitted model that skops does not trust by itself."""
+"""Types of a fitted model that skops does not trust by default."""
 
 
 def thread_limit(n: int) -> AbstractContextManager[Any]:
-    """Let scikit-learn use ``n`` threads inside the block; more than one wait for each other where cores are shared.
+    """Let scikit-learn use ``n`` threads inside the block; several threads wait for each other where cores are shared.
 
     The limit is that of the calling thread: blocks of several threads do not disturb each other.
     """
@@ -74,8 +74,8 @@ class TreeForecaster:
     """Boosted survival curves behind the same interface as the network: for each target one model of its steps.
 
     A model answers P(demand > r_k | demand > r_k-1) from the features of a row, the position k and the logarithm of the
-    threshold. It is asked at every threshold of every row, which takes too long to be served to a large cell: a
-    yardstick. Targets are fitted at one horizon; the forecast is NaN at the others.
+    threshold. It is evaluated at every threshold of every row, which takes too long to serve a large cell: it is the
+    baseline model. Targets are fitted at one horizon; the forecast is NaN at the others.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class TreeForecaster:
     Attributes
     ----------
     threads : int
-        Of no use here: trees are walked on one.
+        Not used: trees run on one thread.
     """
 
     threads: int = 1
@@ -113,7 +113,7 @@ class TreeForecaster:
         return Heads(fitted[:, None] & at, at & (self.classifier is not None))
 
     def input_ranges(self) -> None:
-        """Return None: trees split, they do not standardise."""
+        """Return None: trees do not standardise their inputs."""
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row, or of one horizon of each; NaN for what was not fitted."""

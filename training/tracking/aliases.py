@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SERVING: Final = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; with MLflow's own 120 a dead server goes unnoticed for minutes
-    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # a connection kept open goes on reading a file that was replaced
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # an open connection would keep reading a file that was replaced
 }
 """Settings of MLflow for a process that serves."""
 
@@ -45,7 +45,7 @@ class RegistryReader:
         give_up_soon()
         with quiet():
             import mlflow.artifacts
-            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - for what it brings in, as the client would
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - imports what the client needs
 
     def find(self, reference: str) -> ModelVersion | None:
         """Return which version ``name@alias`` or ``name/version`` means now; None where there is no such thing.

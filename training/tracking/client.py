@@ -1,4 +1,4 @@
-"""Makes clients of the tracking store that are quiet and give up soon."""
+"""Makes clients of the tracking store that log little and give up soon."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 from contextlib import closing
 
 _RETRIES: Final = "2"
-"""Times that a tracking server is asked again: MLflow's own seven keep the user waiting for minutes."""
+"""Further attempts at a tracking server: MLflow's own seven keep the user waiting for minutes."""
 _NO_ADDRESS: Final = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
 _FIRST: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-"""Settings of MLflow for the first request, 5 seconds among them: a server that is not there is an error soon."""
+"""Settings of MLflow for the first request, 5 seconds among them: a missing server is an error soon."""
 
 
 def default_tracking_uri() -> str:
@@ -65,7 +65,7 @@ def store_client() -> MlflowClient:
 
 @contextmanager
 def default_store(uri: str) -> Iterator[None]:
-    """Let MLflow's functions that take no client use a store; the caller's own store is then what it was.
+    """Let MLflow's functions that take no client use a store; the caller's own store is restored afterwards.
 
     MLflow keeps the store in variables of the environment, too. It prints no address of a run on a server: the output
     of a command may be JSON.
@@ -89,7 +89,7 @@ def default_store(uri: str) -> Iterator[None]:
 def run_interface(port: int, begun: Callable[[], None]) -> None:
     """Serve MLflow's own page of the current store on the loopback address until SIGINT or SIGTERM.
 
-    ``begun`` is called when nothing is in its way.
+    ``begun`` is called when the start can succeed.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
     ]
     artifacts = artifact_folder(uri)
     words += [] if artifacts is None else ["--artifacts-destination", artifacts]
-    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for tasks that are not ours
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for tasks that are not used here
     # of a session of its own: at Ctrl-C it is ended in order, where a signal to all its processes prints tracebacks
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words]
     for ending in (signal.SIGINT, signal.SIGTERM):  # the first is ignored where a shell began this in the background
@@ -139,11 +139,11 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
 
 @contextmanager
 def _asked_once() -> Iterator[None]:
-    """Let MLflow ask a server once and not wait long; what the user's environment says stands."""
+    """Let MLflow ask a server once and not wait long; variables that the user has set stay."""
     given = {name: value for name, value in _FIRST.items() if name not in os.environ}
     log = logging.getLogger("urllib3.connectionpool")
     before = log.level
-    log.setLevel(logging.ERROR)  # it would warn of each attempt, before the error that says so
+    log.setLevel(logging.ERROR)  # it would warn of each attempt, before the error
     os.environ.update(given)
     try:
         yield
@@ -180,7 +180,7 @@ def artifact_folder(uri: str) -> str | None:
 
 
 def missing(uri: str) -> bool:
-    """Return whether the store is a SQLite file that does not exist; reading must not make it."""
+    """Return whether the store is a SQLite file that does not exist; reading must not create it."""
     file = sqlite_file(uri)
     return file is not None and not file.exists()
 
@@ -214,7 +214,7 @@ def _make(file: Path) -> None:
     with locked_folder(file.parent):
         if file.exists():
             return
-        for left in file.parent.glob(f"{partial_of(file).name}*"):  # by a killed process, a journal among it
+        for left in file.parent.glob(f"{partial_of(file).name}*"):  # files of a killed process, a journal among them
             left.unlink()
         with replaced_file(file) as partial:
             make(f"{SQLITE}{partial}")  # with a connection of its own, which MLflow does not keep

@@ -98,7 +98,7 @@ def builtin_model(reference: str = BUILTIN) -> ModelLocation:
 
 
 def is_champion(reference: str) -> bool:
-    """Return whether a reference is that of a champion."""
+    """Return whether a reference names a champion."""
     registered = _REGISTERED.fullmatch(reference)
     return registered is not None and registered["alias"] == CHAMPION
 
@@ -125,5 +125,5 @@ def is_alias(reference: str) -> bool:
 
 
 def is_folder(reference: str) -> bool:
-    """Return whether a reference is that of a folder, the built-in model's included: no registry knows it."""
+    """Return whether a reference names a folder, the built-in model's included: no registry knows it."""
     return _REGISTERED.fullmatch(reference) is None

@@ -107,10 +107,9 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
 
 
 class Run:
-    """A run under way: everything that is written of it goes through here.
+    """A run in progress: everything that is recorded for it goes through here.
 
-    Metrics have the time of the run's start: the store keeps one of those that a run, killed and gone on with, logs
-    again.
+    Metrics carry the time of the run's start, so that the store keeps one of those that a run logs again after a kill.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, started_ms: int) -> None:
@@ -126,7 +125,7 @@ class Run:
         self._client.log_batch(self.run_id, params=[Param(k, v) for k, v in flat.items()])
 
     def log_metrics(self, metrics: Mapping[str, Any], *, step: int = 0) -> None:
-        """Log a nested mapping of numbers; inner names are joined with dots, what is not finite is left out."""
+        """Log a nested mapping of numbers; inner names are joined with dots, values not finite left out."""
         self.log_history([metrics], first=step)
 
     def log_history(self, history: Sequence[Mapping[str, Any]], *, first: int = 0) -> None:
@@ -176,7 +175,7 @@ class Run:
         self._client.log_figure(self.run_id, figure, file)
 
     def log_artifact(self, path: Path) -> None:
-        """Keep a file, or a folder with all in it."""
+        """Keep a file, or a folder with its content."""
         if path.is_dir():
             self._client.log_artifacts(self.run_id, str(path), path.name)
         else:
@@ -189,7 +188,7 @@ def start_run(
 ) -> Iterator[Run]:
     """Open a run; it ends FINISHED, or FAILED when an exception passes.
 
-    A run of the caller's own stays active: this one is within it, where both are in one store.
+    A run of the caller's own stays active: this one is nested in it, where both are in one store.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ def start_run(
         ``<estimator>/<margin>`` by custom.
     tags : mapping or None
     run_id : str or None
-        A run that was cut off, to go on with.
+        An interrupted run to continue.
 
     Raises
     ------
@@ -347,7 +346,7 @@ def resolve_model(reference: str) -> ModelVersion:
 
 
 def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
-    """Return ``name/version`` of the latest model where ``name@champion`` is none; None where there is none either."""
+    """Return ``name/version`` of the latest model where ``name@champion`` is missing; None without a model."""
     from mlflow.exceptions import MlflowException
 
     name, _, alias = reference.partition("@")
@@ -400,10 +399,10 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
         from mlflow.exceptions import MlflowException
 
     try:
-        with quiet(), default_store(default_tracking_uri()):  # which is asked for the model's name, whatever is passed
+        with quiet(), default_store(default_tracking_uri()):  # it is searched for the model's name in any case
             uri = f"models:/{found.name}/{found.version}"
             folder = Path(mlflow.artifacts.download_artifacts(uri, dst_path=None if into is None else str(into)))
-        if not any(folder.iterdir()):  # MLflow copies a folder that is gone without a word
+        if not any(folder.iterdir()):  # MLflow silently copies a folder that is gone
             raise FileNotFoundError(f"{uri} is empty")
     except (MlflowException, OSError) as error:
         raise ModelError(
@@ -490,7 +489,7 @@ def find_file(run_id: str, file: str) -> Path | None:
 def git_commit(file: Path = Path(__file__)) -> str | None:
     """Return the commit of the code that runs, with ``+`` where files differ from it; None outside its repository.
 
-    An installed package is none of the repository that it may lie in, nor of that of the working folder.
+    An installed package does not belong to a repository that it may lie in, nor to that of the working folder.
     """
 
     def git(*words: str) -> str:

@@ -36,9 +36,9 @@ _WORKING_MIB: Final = 250
 _QUERIES: Final = 0.45
 """Share of the memory for data that is the query engine's."""
 _AHEAD: Final = 2
-"""Jobs begun for each worker before a result is taken: one in work, and one that waits for it to be free."""
+"""Jobs begun for each worker before a result is taken: one in work, and one that waits for the worker."""
 RETRIES: Final = 5
-"""Times that work on Ray is run again whose worker was lost."""
+"""Times that a Ray job is run again after its worker was lost."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -163,8 +163,8 @@ class Workers:
     def each(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Generator[Result]:
         """Yield the function's result for every job, in the jobs' order; errors as of ``run``.
 
-        No more than ``_AHEAD`` jobs for each worker are ahead of the result that is taken: memory holds the results of
-        these alone.
+        No more than ``_AHEAD`` jobs for each worker are ahead of the result that is taken, so that memory holds only
+        their results.
         """
         return self.each_call((function, job) for job in jobs)
 
@@ -191,13 +191,13 @@ class Workers:
 
 
 class Pool(Protocol):
-    """One kind of workers: begins jobs, says which are done, and gives their results."""
+    """One kind of workers: begins jobs, reports which are done, and returns their results."""
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
         """Begin a job as soon as a worker is free, and return a handle on it."""
 
     def first_done(self, begun: list[Any]) -> Any:
-        """Wait until one of what was begun has ended, and return it."""
+        """Wait until one of the jobs begun has ended, and return it."""
 
     def result(self, begun: Any) -> Any:
         """Wait for a job and return its result, or raise its error."""
@@ -216,7 +216,7 @@ class InTurn:
     """No worker: jobs run one by one, when their results are asked for."""
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Callable[[], Any]:
-        """Return the job, not begun."""
+        """Return the job without beginning it."""
         return partial(function, job)
 
     def first_done(self, begun: list[Any]) -> Any:
@@ -371,7 +371,7 @@ def _run_kept(job: tuple[Path, Any]) -> Any:
 
 @lru_cache(1)
 def _read(file: Path) -> Callable[[Any], Any]:
-    """Return the function in a file, which is read once: jobs of the one before do not come back."""
+    """Return the function in a file, which is read once: no further jobs come for the function before it."""
     function: Callable[[Any], Any] = pickle.loads(file.read_bytes())
     return function
 
@@ -386,7 +386,7 @@ def _named_loss() -> Iterator[None]:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Begin a process: with the parent's environment of now, where the server that forks it has one of before."""
+    """Begin a process with the parent's current environment, as the server that forks it has an earlier one."""
     os.environ.update(environment)
     _die_with_parent()
 

@@ -23,7 +23,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 def write_figure(figure: Figure, file: Path | IO[bytes], kind: str) -> None:
     """Write a figure as ``png`` or ``svg``."""
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # the name of a model or a workload may hold `$`, and is no formula
+        text.set_parse_math(False)  # the name of a model or a workload may hold `$`, and is not a formula
     with mpl.rc_context(STYLE):
         FigureCanvasAgg(figure)
         figure.savefig(file, format=kind, **_OPTIONS[kind])

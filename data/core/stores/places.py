@@ -1,4 +1,4 @@
-"""Names files and folders of this machine or of an object store alike, and says what is wrong with one.
+"""Names files and folders of this machine or of an object store alike, and reports what is wrong with one.
 
 A place in a store is written ``s3://bucket/folder``. It has the methods of a ``Path`` (``UPath`` of universal_pathlib
 over fsspec), but the functions of ``os`` do not take it.
@@ -26,9 +26,9 @@ _FAULTS: Final = (
     ("gcsfs.retry", "HttpError"),
     ("google.auth.exceptions", "GoogleAuthError"),
 )
-"""Errors of the libraries of stores that are no OSError: module and class."""
+"""Errors of the libraries of stores that are not an OSError: module and class."""
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters of a place that the name of its folder in the cache does without."""
+"""Characters of a place that the name of its folder in the cache leaves out."""
 _PATTERN: Final = re.compile(r"[*?[]")
 """Characters by which the libraries of stores take a name for a pattern: they would read or delete what it matches."""
 _CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "GoogleAuthError")
@@ -101,7 +101,7 @@ def home_of(folder: Path) -> Path:
 def reached(path: Path) -> Iterator[None]:
     """Turn errors of a store into ones that name the place and the remedy; do nothing for a place on this machine.
 
-    The block touches the store alone: any OSError in it, but of a full disk, counts as the store's.
+    The block touches the store alone: any OSError in it, except for a full disk, counts as the store's.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def reached(path: Path) -> Iterator[None]:
 def broken_off(path: Path, what: str) -> DataError:
     """Return the error of a store that stopped answering."""
     return DataError(
-        f"{path}: the store could not be read or written to the end ({what}); run again, what was done is kept"
+        f"{path}: the store could not be read or written to the end ({what}); run again, finished work is kept"
     )
 
 
@@ -152,7 +152,7 @@ def check_folder(folder: Path) -> None:
 
 
 def version_of(path: Path) -> dict[str, int]:
-    """Return what tells this object of a store from an earlier one of the same name; nothing for a file here."""
+    """Return what distinguishes an object of a store from an earlier one of its name; nothing for a local file."""
     if not in_store(path):
         return {}
     files, name = opened(path)
@@ -161,7 +161,7 @@ def version_of(path: Path) -> dict[str, int]:
 
 
 def content_of(path: Path) -> bytes:
-    """Return the bytes of a file, or of an object as it is at this moment.
+    """Return the bytes of a file, or of an object as it is now.
 
     Raises
     ------

@@ -81,7 +81,7 @@ def fetch_folder(folder: Path, to: Path, last: str) -> None:
 def publish_folder(source: Path, folder: Path, last: str) -> None:
     """Write a folder of this machine into a store, in the place of the one that is there; its file ``last`` at the end.
 
-    A store has no rename. A reader takes a folder without ``last`` for none at all.
+    A store has no rename. For a reader, a folder without ``last`` does not exist.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def publish_folder(source: Path, folder: Path, last: str) -> None:
             files.rm_file(f"{name}/{last}")
         old = [opened(path)[1] for path in files_below(folder)]
         with Workers("local", _AT_ONCE) as pool:
-            pool.run(files.rm_file, old, lambda _: None)  # one by one: to ``rm``, run[12] would mean run1 and run2, too
+            pool.run(files.rm_file, old, lambda _: None)  # one by one: ``rm`` would take run[12] for run1 and run2, too
             pool.run(lambda path: files.put_file(str(source / path), f"{name}/{path}"), here, lambda _: None)
         files.put_file(str(source / last), f"{name}/{last}")
 
@@ -105,7 +105,7 @@ def publish_folder(source: Path, folder: Path, last: str) -> None:
 def marked(folder: Path) -> Iterator[None]:
     """Hold the object ``FOLDER.partial``, by which a folder of a store is being written; errors as of ``reached``.
 
-    It stays where this process is killed, and what is in the folder then is not taken for another's.
+    It stays where this process is killed, and its folder is then not taken for that of another process.
     """
     mark = partial_of(folder)
     with reached(folder):

@@ -34,15 +34,15 @@ _TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503})
 _TOO_MUCH: Final = frozenset({413, 422, 504})
 """Statuses of a request that asks for too much: a limit of samples, series or time, the server's or a gateway's."""
 _MAY_LIMIT: Final = frozenset({400, 503})
-"""Statuses that say so by words alone: 503 is a query that timed out, or a server that has not started yet."""
+"""Statuses whose text tells it: 503 is a query that timed out, or a server that has not started yet."""
 _LIMIT: Final = re.compile("exceed|limit|too many|too large|too long|maximum|timed? ?out", re.IGNORECASE)
 """Words of a refusal by a limit."""
 _TLS: Final = re.compile(r"\[SSL|certificate|tlsv1", re.IGNORECASE)
-"""Words of a connection that certificates prevent."""
+"""Words in the error of a connection that fails over certificates."""
 _SECRET: Final = re.compile("auth|cookie|credential|key|passw|secret|token", re.IGNORECASE)
 """Names of headers that are credentials."""
 _TITLE: Final = re.compile(r"\s*<.*?<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
-"""Title of a page, as of a gateway's error or of a login, which begins with less telling lines."""
+"""Title of a page, such as a gateway's error or a login, whose first lines say less."""
 _LONGEST_PAUSE_S: Final = 120.0
 """Longest pause that a server may ask for by ``Retry-After``."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -52,9 +52,9 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 _READ_IN: Final = 200
 """Characters of a server's own words that a message repeats."""
 _ERROR_BYTES: Final = 1 << 16
-"""Bytes of an answer that is an error, of which a message takes the first line."""
+"""Bytes read of an error's answer, of which a message shows the first line."""
 _HIDDEN: Final = "[hidden]"
-"""Stands in a message for credentials of ours that a server repeats."""
+"""Replaces, in a message, credentials of ours that a server repeats."""
 _SHORTEST_SECRET: Final = 4
 """Characters of a credential that is hidden: fewer are part of any word."""
 
@@ -73,7 +73,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """Address of a Prometheus, and what opens it.
+    """Address of a Prometheus, and the credentials for it.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Access:
     token_file : Path or None
         Bearer token; read again when it is refused.
     ca, cert, key : Path or None
-        Certificates of who may have signed the server's, and our own with its key; PEM.
+        CA certificates to check the server's by, and our own certificate with its key; PEM.
     timeout_s : float
         Silence after which a request counts as failed: Prometheus ends a query after two minutes itself.
     pause_s : float
@@ -116,7 +116,7 @@ class Access:
         certificates = {"--ca": self.ca, "--cert": self.cert, "--key": self.key}
         if url.scheme == "http" and any(certificates.values()):
             given = ", ".join(name for name, path in certificates.items() if path)
-            raise ConfigError(f"{self.url}: {given} without effect, plain HTTP has no certificates; use https://")
+            raise ConfigError(f"{self.url}: {given} has no effect, plain HTTP has no certificates; use https://")
         if url.scheme == "http" and not is_loopback(url.host):
             secrets = ["--token-file"] if self.token_file else []
             secrets += [f"{name} of --header-file" for name in self.headers() if _SECRET.search(name)]
@@ -127,7 +127,7 @@ class Access:
                 )
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the file; ConfigError names a wrong line by its number alone."""
+        """Return the headers of the file; ConfigError names a wrong line only by its number."""
         if self.header_file is None:
             return {}
         found = {}
@@ -174,13 +174,13 @@ def _read(path: Path) -> str:
 
 
 class Client:
-    """Asks one server; a context manager. Follows no redirection, so that nothing goes to another address."""
+    """Queries one server; a context manager. Follows no redirection, so that nothing goes to another address."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         headers = access.headers()
         if access.token_file is not None and any(name.lower() == "authorization" for name in headers):
-            raise ConfigError(f"--token-file and Authorization of {access.header_file}: one login is sent; drop one")
+            raise ConfigError(f"--token-file and Authorization of {access.header_file}: only one can be sent; drop one")
         self._secrets = _secrets(headers)
         self.url = access.url.rstrip("/")
         self.content_type = ""
@@ -189,7 +189,7 @@ class Client:
         self._client = httpx.Client(
             timeout=httpx.Timeout(access.timeout_s, connect=min(CONNECT_S, access.timeout_s)),
             follow_redirects=False, verify=self._tls(), headers=headers,
-            trust_env=not is_loopback(httpx.URL(access.url).host),  # else $HTTP_PROXY has what is for this machine
+            trust_env=not is_loopback(httpx.URL(access.url).host),  # else $HTTP_PROXY gets local requests
         )  # fmt: skip
 
     def _tls(self) -> ssl.SSLContext:
@@ -224,8 +224,8 @@ class Client:
             raise RefusedError(200, "answers without success")
         if found.get("warnings"):
             raise TraceError(
-                f"{self.url}: answers in part: {self.said('; '.join(map(str, found['warnings'])))}; "
-                "usage that is missing would make reservations too small, so nothing is taken"
+                f"{self.url}: answers only in part: {self.said('; '.join(map(str, found['warnings'])))}; "
+                "missing usage would make reservations too small, so nothing is taken"
             )
         return found.get("data")
 
@@ -308,13 +308,13 @@ class Client:
             message = f"HTTP {status}: {message}" if status else message
             if not left:
                 raise TraceError(f"{self.url}: {message}; given up after {TRIES} tries. "
-                                 "Run again to go on: pieces that came are kept")  # fmt: skip
+                                 "Run again to continue: finished pieces are kept")  # fmt: skip
             pause_s = max(self._access.pause_s * 2 ** (TRIES - 1 - left), asked_s)
             log.warning("%s: %s; trying again in %.0f s", self.url, message, pause_s)
             time.sleep(pause_s)
 
     def _message(self, response: httpx.Response, path: str) -> str:
-        """Return what an answer other than 200, to a request of ``path``, says, by its beginning."""
+        """Return the message of an answer other than 200 to a request of ``path``, from its beginning."""
         if response.is_redirect:
             return self._redirection(response, path)
         body = bytearray()
@@ -331,7 +331,7 @@ class Client:
         return self.said(text) or self.said(response.reason_phrase)
 
     def _redirection(self, response: httpx.Response, path: str) -> str:
-        """Return where a request of ``path`` is sent on to, and what to do: the same API elsewhere, or a login."""
+        """Return the target of a redirected request of ``path``, and what to do: the same API elsewhere, or a login."""
         try:
             other = str(response.url.join(response.headers.get("Location", "")))
         except httpx.InvalidURL:

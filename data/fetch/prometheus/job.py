@@ -1,4 +1,4 @@
-"""Fetches the history of a cluster from a Prometheus into a folder, piece by piece; a repeated run goes on."""
+"""Fetches the history of a cluster from a Prometheus into a folder, piece by piece; a repeated run continues."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 SAMPLES_AT_ONCE: Final = 6_000_000
 """Samples of pieces that are read together, by plan: 100 MB."""
 PIECES_AT_ONCE: Final = 84
-"""Pieces that are asked for at once at most: a week, so that progress is seen."""
+"""Largest number of pieces that are asked for at once: a week, so that progress is visible."""
 SYNTHETIC: Final = "SYNTHETIC.json"
 """Marker by which reports call a dataset synthetic."""
 LATE_S: Final = 600
 """Seconds after which a piece is complete at the server."""
 _COMPARED_MS: Final = 600_000
-"""Length at a piece's end of which series are compared: one that is scraped at all has a sample."""
+"""Length at a piece's end over which series are compared: any series that is scraped has a sample there."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class HistoryConfig:
     transport: str = AUTO
     """Way of reading, one of ``TRANSPORTS``, or ``auto``."""
     probe: bool = False
-    """Only looks what there is."""
+    """Only reports what there is."""
 
     def __post_init__(self) -> None:
         if not PIECE_S / 86_400 <= self.days <= 3660:
@@ -80,7 +80,7 @@ class HistoryConfig:
         return None if self.end is None else moment_s(self.end)
 
     def asked(self) -> dict[str, Any]:
-        """Return what decides the samples, besides the range's place in time; no address and no secret."""
+        """Return the settings that decide the samples, besides the range; no address and no secret."""
         return {"namespace": self.namespace, "cluster": self.cluster, "days": self.days, "end": self.end}
 
 
@@ -103,7 +103,7 @@ class HistoryReport:
     transport : str
         Way of reading; empty where nothing was left to fetch.
     namespace : str or None
-        Namespaces that it is of, as asked for.
+        Namespaces that were asked for.
     """
 
     start_s: int
@@ -345,7 +345,8 @@ def in_words(found: Plan) -> str:
 def _begin(config: HistoryConfig, dialect: Dialect, out: Path) -> History:
     """Return the history of a folder, begun now or before; ConfigError where it is another one.
 
-    One of other options, or of fewer metrics, without a piece yet is begun again: its server had nothing for them.
+    A history of other options, or of fewer metrics, that has no piece yet is begun again: its server had nothing for
+    them.
     """
     history = History.begun(out)
     other = set() if history is None else _other(config, dialect, history)
@@ -361,13 +362,13 @@ def _begin(config: HistoryConfig, dialect: Dialect, out: Path) -> History:
         raise ConfigError(f"{out}: holds a history with other {listed}; give the same options, or another folder")
     if added:
         names = ", ".join(sorted(metric.name for metric in added))
-        log.warning("%s: goes on with the metrics that it was begun with, without %s; "
-                    "fetch into another folder for these", out, names)  # fmt: skip
+        log.warning("%s: continues with the metrics that it was begun with, without %s; fetch into another folder for "
+                    "these", out, names)  # fmt: skip
     return history
 
 
 def _other(config: HistoryConfig, dialect: Dialect, history: History) -> set[str]:
-    """Return the options that are not those of a history; a dialect that only adds metrics to its own is none."""
+    """Return the options that differ from those of a history; a dialect that only adds metrics counts as equal."""
     other = {key for key, value in config.asked().items() if history.record["asked"].get(key) != value}
     if history.record["dialect"] == dialect.text:
         return other
@@ -397,11 +398,11 @@ def _check_same(
         return
     if now_s is None or not has_some(round(now_s * 1000)):
         raise ConfigError(
-            f"{client.url}: has no series of {metric.name} that {piece} holds, so it is another server, or keeps that "
-            "time no longer; pass the address that the history is from, or fetch into another folder"
+            f"{client.url}: has no series of {metric.name} that {piece} holds, so it is another server, or no longer "
+            "keeps that time; pass the address that the history came from, or fetch into another folder"
         )
     log.warning(
-        "%s: has containers of %s now and no longer those samples; the history has a gap where it has nothing",
+        "%s: still has containers of %s, but no longer those samples; the history has a gap there",
         client.url, piece,
     )  # fmt: skip
 
@@ -429,7 +430,7 @@ def _clusters(dialect: Dialect) -> tuple[str, ...]:
 def metrics_of(dialect: Dialect, config: HistoryConfig) -> list[Metric]:
     """Return the dialect's metrics, of the namespaces and the cluster asked for."""
     if config.namespace is not None and not dialect.labels["namespace"]:
-        raise ConfigError(f"--namespace {config.namespace}: dialect {config.dialect} names no label of a namespace")
+        raise ConfigError(f"--namespace {config.namespace}: dialect {config.dialect} names no label for namespaces")
     out = []
     for metric in dialect.metrics:
         where = list(metric.where)

@@ -35,7 +35,7 @@ class LiveReader:
         self._client, self._metrics = client, metrics_of(history.dialect, config)
         found = choose(client, self._metrics[0], start_s, end_s, config.transport)
         self._without = external_labels(client, self._metrics[0], found, start_s, end_s)
-        # a chunk is up to an hour long, of which few minutes are wanted
+        # a chunk is up to an hour long, and only a few minutes are wanted
         self._transport = "samples" if found == "chunks" else found
 
     def read(self, start_s: int, end_s: int) -> dict[str, list[RawSeries]]:

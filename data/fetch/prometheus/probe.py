@@ -1,4 +1,4 @@
-"""Finds out what a Prometheus has and how it is read best, before anything is fetched."""
+"""Finds out what a Prometheus has and how best to read it, before anything is fetched."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Plan:
     Attributes
     ----------
     server : str
-        What the server says that it is.
+        Name and version that the server reports.
     transport : str
         One of ``TRANSPORTS``.
     found : tuple of Found
@@ -135,9 +135,9 @@ def plan(
 
 
 def choose(client: Client, metric: Metric, start_s: int, end_s: int, transport: str) -> str:
-    """Return the transport to use: the one asked for if it is there, else the lightest that is."""
+    """Return the transport to use: the one asked for if the server has it, else the lightest that it has."""
     names = [transport] if transport != AUTO else list(TRANSPORTS)
-    # an answer that is no more than a moment of samples
+    # the answer holds only a moment of samples
     moment_ms = (start_s + end_s) // 2 * 1000
     for name in names:
         if _knows(client, name, metric, moment_ms):
@@ -158,16 +158,16 @@ def _knows(client: Client, name: str, metric: Metric, moment_ms: int) -> bool:
         TRANSPORTS[name](client, metric, moment_ms, moment_ms + 1000)
     except (RefusedError, TooMuchError, OtherEncodingError, TraceError, ConfigError) as error:
         log.info("%s: not read as %s: %s", client.url, name, error)
-        return False  # a gateway may forbid a path, too; that it lets us in at all, a query has shown
+        return False  # a gateway may also forbid a path; a query has shown that it admits us
     return True
 
 
 def _server(client: Client) -> str:
-    """Return what a server says that it is; ConfigError where it does not answer queries."""
+    """Return the name and version that a server reports; ConfigError where it does not answer queries."""
     try:
         client.json("/api/v1/query", {"query": "vector(1)"})
     except RefusedError as error:
-        raise ConfigError(f"{client.url}: no API of Prometheus there ({error}); check --url, and its path") from error
+        raise ConfigError(f"{client.url}: no Prometheus API there ({error}); check --url, and its path") from error
     except TooMuchError as error:
         raise TraceError(f"{client.url}: does not answer the smallest query ({error}); run again later") from error
     try:

@@ -14,7 +14,7 @@ _FIXED: Final = {1: 8, 5: 4}
 
 
 class MalformedError(Exception):
-    """Bytes are not what the format says."""
+    """The bytes do not follow the format."""
 
 
 def varint(number: int) -> bytes:

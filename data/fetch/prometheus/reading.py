@@ -56,7 +56,7 @@ def read_series(
 def external_labels(client: Client, metric: Metric, transport: str, start_s: int, end_s: int) -> Labels:
     """Return the labels that remote read adds to every series and a query does not: those of the server itself.
 
-    The first of a few minutes of the range in which there are series says so.
+    They are read off the first of a few minutes of the range that has series.
     """
     if transport not in REMOTE_READ:
         return frozenset()
@@ -83,7 +83,7 @@ def _read(client: Client, metric: Metric, transport: str, start_ms: int, end_ms:
         if middle - start_ms < SHORTEST_READ_S * 1000:
             raise TraceError(
                 f"{client.url}: {metric.selector} is too much even for {(end_ms - start_ms) // 1000} s ({error}); "
-                "narrow it by --namespace. Run again to go on: pieces that came are kept"
+                "narrow it by --namespace. Run again to continue: finished pieces are kept"
             ) from error
         halves = ((start_ms, middle), (middle, end_ms))
         return [row for low, high in halves for row in _read(client, metric, transport, low, high)]

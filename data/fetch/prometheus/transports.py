@@ -1,7 +1,7 @@
 """Reads raw samples in four ways, which give the same samples to the bit: as chunks, samples, an export, or a query.
 
-A transport reads all series of a metric in a range of time, [start, end) in ms, and says nothing about them: ``joined``
-brings what came into one form.
+A transport reads all series of a metric in a range of time, [start, end) in ms, in any form: ``joined`` brings them
+into one form.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ WHOLE: Final = {
     "partial_response": "false", "dedup": "true", "max_source_resolution": "0s",  # Thanos
     "nocache": "1", "deny_partial_response": "1",  # VictoriaMetrics
 }  # fmt: skip
-"""Parameters that ask a querier over many servers for all or nothing, and for raw samples; Prometheus ignores them."""
+"""Parameters that ask a querier over many servers for a complete answer or none, and for raw samples; Prometheus
+ignores them."""
 
 
 class OtherEncodingError(Exception):
@@ -113,7 +114,7 @@ TRANSPORTS: Final[dict[str, Transport]] = {
 
 
 def held(row: RawSeries) -> int:
-    """Return the bytes that a series takes in memory, about."""
+    """Return about how many bytes a series takes in memory."""
     return row.time_ms.nbytes + row.value.nbytes + _SERIES_BYTES
 
 
@@ -148,7 +149,7 @@ def _row(metric: dict[str, str], times: Iterable[float], values: Iterable[str]) 
 
 def exported(text: bytes) -> RawSeries:
     """Return the series of a line of an export; values that are no numbers become NaN."""
-    if b"Inf" in text:  # infinities stand there as in Prometheus' own text, which is no JSON
+    if b"Inf" in text:  # infinities are written as in Prometheus' own text, which is not JSON
         text = _INFINITE.sub(rb"\1\2Infinity", text)
     line = json.loads(text)
     values = np.array([math.nan if value is None else float(value) for value in line["values"]], np.float64)

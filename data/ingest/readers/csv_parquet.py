@@ -85,7 +85,7 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
                 raise DamagedFileError(f"{file}: {_ENDS_DIFFER}") from error
             raise
     scanned = f"SELECT 1 FROM duckdb_tables() WHERE table_name = {literal(_REJECTS)}"
-    if not stage.connection.execute(scanned).fetchall():  # no row can be wanted: nothing was read
+    if not stage.connection.execute(scanned).fetchall():  # no row is wanted: nothing was read
         numbered.path.unlink()
         return taken
     broken = stage.connection.sql(
@@ -105,7 +105,7 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
 
 
 def _engine_names(file: Path, present: list[str], wanted: Set[str]) -> list[str]:
-    """Return names for the query engine, which knows no empty one and tells none apart by case; wanted ones stay.
+    """Return names for the query engine, which has no empty names and ignores case; wanted ones stay.
 
     pandas writes an index as a column without a name.
 
@@ -130,7 +130,7 @@ def _engine_names(file: Path, present: list[str], wanted: Set[str]) -> list[str]
 
 
 def _without_padding(names: list[str], wanted: Set[str]) -> list[str]:
-    """Return the names of columns, those that are wanted but for blanks around them without these."""
+    """Return the names of columns; wanted ones are stripped of blanks around them."""
     stripped = [name.strip() for name in names]
     return [
         bare if bare in wanted and name not in wanted and bare not in names and stripped.count(bare) == 1 else name
@@ -152,7 +152,7 @@ def _lines_of(file: Path) -> Iterator[bytes]:
 def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
     """Raise TraceError where rows begin with so many of another number of fields that the run would fail.
 
-    The query engine remembers each in memory, and tells of them at the end.
+    The query engine keeps each in memory, and reports them at the end.
     """
     malformed = 0
     for lines, line in enumerate(_lines_of(file), 1):
@@ -167,13 +167,13 @@ def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
 
 
 def _lines_within_rows(file: Path, delimiter: str, fields: int) -> NDArray[np.int64]:
-    """Return the lines that a row goes on in, which the query engine does not number.
+    """Return the lines that continue a row, which the query engine does not number.
 
     Raises
     ------
     DamagedFileError
-        A value in quotes does not end, or ends in a later row. The query engine leaves out all that such a value holds,
-        be that the rest of the file, and says nothing of it.
+        A value in quotes does not end, or ends in a later row. The query engine silently leaves out all that such a
+        value holds, even the rest of the file.
     """
     with open_bytes(file) as content:
         if not any(b'"' in part for part in iter(lambda: content.read(_LONGEST_HEADER_BYTES), b"")):

@@ -1,4 +1,4 @@
-"""Reads JSON lines with compiled code, if they are valid beyond doubt: usage into staged rows, other tables into Arrow.
+"""Reads JSON lines with compiled code, if they are certainly valid: usage into staged rows, other tables into Arrow.
 
 The table's SQL (``RawTable.select`` and ``checks``) defines the meaning of a line. The compiled reader accepts a line
 only if it has known keys, canonical integers, finite numbers that are not negative, and texts of printable ASCII

@@ -1,4 +1,4 @@
-"""Writes the rejects of a raw file to disk as they come, and ends a run that most lines of a file would fail."""
+"""Writes the rejects of a raw file to disk as they come, and ends a run when most lines of a file are rejects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reclaim.data.errors import TraceError
 CR_ALONE: Final = "lines end in a carriage return alone; end them in a line feed"
 _ROWS_AT_ONCE: Final = 50_000
 HOPELESS: Final = 100_000
-"""Rejects of a file, most of its lines so far, that end the run at once."""
+"""Number of rejects that ends the run at once, if most lines of the file so far are rejects."""
 HOPELESS_SHARE: Final = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Puts numbers in the place of all that names something in the tables of a history."""
+"""Replaces all names in the tables of a history by numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reclaim.data.core.parquet import TableWriter
 _KINDS: Final = frozenset({
     "CronJob", "DaemonSet", "Deployment", "Job", "Node", "Pod", "ReplicaSet", "ReplicationController", "StatefulSet",
 })  # fmt: skip
-"""Kinds that any cluster has; others may bear the name of who made them."""
+"""Kinds that any cluster has; others may carry the name of their maker."""
 
 Row = dict[str, Any]
 
@@ -25,8 +25,8 @@ Row = dict[str, Any]
 def anonymise(folder: Path) -> None:
     """Rewrite the tables of a folder without a name, and with numbers from 1 for ids that are hashes of names.
 
-    What is alike stays alike: tasks of a collection, collections of a user, pods on a machine. Times, usage, limits,
-    requests and events are as they were.
+    What belongs together stays together: tasks of a collection, collections of a user, pods on a machine. Times, usage,
+    limits, requests and events are as they were.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class _Numbers:
         return collection * len(self._indexes) + np.searchsorted(self._indexes, tasks[:, 1])
 
     def of_text(self, what: str, *names: str | None) -> str | None:
-        """Return the number of a text, with what it is of: the first one seen is 1; None for None."""
+        """Return the number of a text among those of its kind: the first one seen is 1; None for None."""
         if names[-1] is None:
             return None
         known = self._texts.setdefault(what, {})
@@ -142,4 +142,4 @@ def _names(row: Row, number: Callable[..., str | None]) -> None:
 
 
 _TEXTS: Final = {"collections": _collections, "machines": _machines, "names": _names}
-"""Table → what puts numbers in the place of a row's texts."""
+"""Table → function that replaces a row's texts by numbers."""

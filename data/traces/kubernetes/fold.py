@@ -37,17 +37,17 @@ MACHINE_EXTRAS: Final = (s.MACHINE_NAME,)
 NAME_EXTRAS: Final = (s.CONTAINER_KIND,)
 OOM_REASON: Final = "OOMKilled"
 _OF_INIT: Final = ("request", "limit", "restarts", "ended_reason")
-"""Roles that init containers have series of their own in."""
+"""Roles in which init containers have series of their own."""
 GONE_US: Final = GONE_MS * 1_000
 """Time without a sample after which a container has ended."""
 _SKEW_US: Final = 60_000_000
-"""Time by which recorded starts and ends may differ from the samples': clocks differ, and so do scrapes."""
+"""Time by which recorded starts and ends may differ from those of samples: clocks and scrapes differ."""
 _LARGEST_US: Final = 35 * s.DAY_US
 """Time for which the largest usage of a collection outlives its tasks: a job of every month is back by then."""
 _CGROUP: Final = ("id", "name")
 """Labels by which cAdvisor names a container that runs: another run has others."""
 _RATIO: Final = 2.0
-"""The limit of what has none, over the largest usage so far."""
+"""Limit of a container without one, over the largest usage so far."""
 TaskKey = tuple[int, int]
 """Collection and instance index."""
 _ENDS: Final = {"Completed": s.EventType.FINISH, "Evicted": s.EventType.EVICT}
@@ -122,7 +122,7 @@ class Task:
         return max(self.ends_us, default=0)
 
     def forget(self, before_us: int) -> None:
-        """Forget runs, nodes and counts that were over before a time, but for the last of each."""
+        """Forget runs, nodes and counts that were over before a time, except the last of each."""
         self.starts_us = self.starts_us[max(bisect_right(self.starts_us, before_us) - 1, 0) :]
         self.told_by = {us: self.told_by[us] for us in self.starts_us}
         self.ends_us = [us for us in self.ends_us if us >= min(before_us, self.ended_us)]
@@ -300,7 +300,7 @@ class Fold:
                 yield from self._gone(task, task.seen_us, s.LATEST_US)
 
     def seen(self) -> dict[TaskKey, Task]:
-        """Return the tasks with a window, by what names them: a pod of a set that came again is the same task."""
+        """Return the tasks with a window, by their keys: a pod of a set that came again is the same task."""
         found: dict[TaskKey, Task] = {}
         for task in self.tasks.values():
             key = (task.collection, task.index)
@@ -309,7 +309,7 @@ class Fold:
         return found
 
     def over(self, task: Task) -> bool:
-        """Return whether a task is known to have ended, and no start of it since."""
+        """Return whether a task is known to have ended and not to have started since."""
         facts = self._owners.pods.get(task.key[:3], Facts())
         ended_us = max(task.ended_us, round(facts.completed_s * 1e6), max(facts.evicted_us, default=0))
         return bool(ended_us) and ended_us >= max(task.starts_us, default=0)
@@ -318,7 +318,7 @@ class Fold:
         """Forget tasks that were last seen, or never seen and last started, before a time, and their pods.
 
         Of the others, what was over before then is forgotten, as are nodes without a task that were last listed before,
-        and events of machines so far. What is largest of a collection stays for ``_LARGEST_US``: limits rest on it.
+        and events of machines so far. The largest usage of a collection stays for ``_LARGEST_US``: limits depend on it.
         """
         self.tasks = {
             key: task
@@ -338,7 +338,7 @@ class Fold:
         self._owners.keep({key[:3] for key in self.tasks})
 
     def _task(self, key: ContainerKey) -> Task:
-        """Return the task of a container. Of a live cluster, its owner and tier may be said after its first samples."""
+        """Return the task of a container. Of a live one, owner and tier may be known only after the first samples."""
         pod: PodKey = (key.cluster, key.namespace, key.pod)
         workload, tier = self._owners.workload(pod), self._owners.tier(pod)
         task = self.tasks.get(key)
@@ -361,7 +361,7 @@ class Fold:
                 task.places.append((int(one.time_ms[0]) * 1000, place))
 
     def _run(self, one: RawSeries) -> Labels:
-        """Return what names the container of a usage series: its cgroup and name, else its labels but the scraper's."""
+        """Return the identity of a usage series' container: cgroup and name, else labels except the scraper's."""
         of = one.named
         return tuple((name, of[name]) for name in _CGROUP if of.get(name)) or tuple(
             (name, value) for name, value in one.labels if name not in self._dialect.scraper
@@ -421,15 +421,15 @@ class Fold:
             starts = {
                 round(value) * 1_000_000 for one in facts[role] for value in np.unique(one.value).tolist() if value > 0
             }
-        else:  # a series that begins after the last window is a container that was started, unless it only goes on
-            begun: dict[Labels, int] = {}  # of a run, which a scraper under another name goes on with
+        else:  # a series that begins after the last window is a container that was started, unless it only continues
+            begun: dict[Labels, int] = {}  # of a run that a scraper under another name continues
             for one in usage:
                 begun[self._run(one)] = min(int(one.time_ms[0]) * 1000, begun.get(self._run(one), s.LATEST_US))
             starts = {us for run, us in begun.items() if us > task.seen_us + (GONE_US if run in task.series else 0)}
             times_us = AsOf(usage).time_us[1:]  # an absence within a piece is a start as well
             starts |= set(times_us[1:][np.diff(times_us) > GONE_US].tolist())
         if usage and not task.starts_us and min(starts, default=first_us + 2 * _SKEW_US) > first_us + _SKEW_US:
-            starts.add(first_us)  # nothing is said of the first run that was seen
+            starts.add(first_us)  # nothing is known of the first run that was seen
         for start_us in sorted(starts):
             near = task.starts_us[
                 bisect_left(task.starts_us, start_us - _SKEW_US) : bisect_right(task.starts_us, start_us + _SKEW_US)
@@ -444,7 +444,7 @@ class Fold:
         """Yield the ends that the history records: restarts with their reasons, and ends without a restart."""
         ended, started = AsOf(facts["ended_time"]), AsOf(facts["started"])
         by_uid: dict[str, list[RawSeries]] = {}
-        for one in facts["restarts"]:  # an exporter that moved, or has a second copy, says the same in another series
+        for one in facts["restarts"]:  # an exporter that moved, or has a copy, reports the same in another series
             by_uid.setdefault(one.named.get("uid", ""), []).append(one)
         counted: dict[str, AsOf] = {}
         for uid, series in by_uid.items():
@@ -456,20 +456,20 @@ class Fold:
             task.restarts[uid] = said.last
             for k in np.flatnonzero(np.diff(said.value) > 0).tolist():
                 if said.value[k + 1] == task.told_at.get(uid, np.nan) + 1:
-                    continue  # the state gave this end, in a piece before
+                    continue  # the state gave this end in an earlier piece
                 sample_us, earliest_us = int(said.time_us[k + 1]), int(said.time_us[k]) - _SKEW_US
                 times = [float(a.at(np.array([sample_us]))[0]) * 1e6 for a in (ended, started)]
-                # a container may wait long for its start; its end is the one that is said after the count before
+                # a container may wait long for its start; its end is the one reported after the count before
                 fresh = ended.said_at(np.array([sample_us]))[0] > said.time_us[k]
                 earliest = (self._start_us if fresh else earliest_us, earliest_us)
                 found = (round(t) for t, low in zip(times, earliest, strict=True) if low <= t <= sample_us)
                 time_us = next(found, sample_us)
                 yield self._end(task, time_us, _reason(facts["ended_reason"], sample_us))
-        for one in facts["terminated"]:  # old exporters say 0 of every reason until one is 1
+        for one in facts["terminated"]:  # old exporters report 0 for every reason until one is 1
             uid = one.named.get("uid", "")
             count = counted.get(uid, AsOf([], task.restarts.get(uid, UNSAID)))
             shown_us = one.time_ms[one.value == 1] * 1000
-            shown_us = shown_us[~(count.at(shown_us) < count.last[0])]  # the restart that follows tells the others
+            shown_us = shown_us[~(count.at(shown_us) < count.last[0])]  # the restart that follows gives the others
             if len(shown_us) and (seen := self._ended_at(task, int(shown_us[0]))):
                 task.told_at[uid] = float(count.at(shown_us[:1])[0])
                 yield self._end(task, seen, one.named.get("reason", ""))
@@ -544,10 +544,10 @@ class Fold:
             rows = order[low:high]
             known, _ = self._largest.get(int(collection[rows[0]]), (np.zeros(2), 0))
             so_far = np.maximum.accumulate(np.fmax(np.nan_to_num(usage[rows]), known), axis=0)
-            # windows that end together know of each other
+            # windows that end together see each other
             last = np.searchsorted(found.end_us[rows], found.end_us[rows], side="right") - 1
             largest[rows] = so_far[last]
-            # a view keeps all of it
+            # a view would keep all of it
             self._largest[int(collection[rows[0]])] = so_far[-1].copy(), int(found.end_us[rows[-1]])
         request = np.stack([columns[name] for name in USAGE_EXTRAS[:2]], axis=1)
         enforced = np.stack([columns[name] for name in USAGE_EXTRAS[2:]], axis=1)
@@ -562,12 +562,12 @@ def _with_init(piece: Mapping[str, list[RawSeries]]) -> dict[str, list[RawSeries
 
 
 def _machine(cluster: str, node: str) -> str:
-    """Return the name of a node; with its cluster's before it, where the dialect names one."""
+    """Return the name of a node, prefixed by its cluster's where the dialect names one."""
     return f"{cluster}/{node}" if cluster and node else node
 
 
 def open_limit(request: NDArray[np.float64], largest: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the limit of what has none: the smallest power of two at or above request and twice the largest usage.
+    """Return the limit of a container without one: a power of two at or above request and twice the largest usage.
 
     NaN where there is neither; same shapes.
     """
@@ -578,7 +578,7 @@ def open_limit(request: NDArray[np.float64], largest: NDArray[np.float64]) -> ND
 
 
 def _reason(series: list[RawSeries], sample_us: int) -> str:
-    """Return the reason that is said at a time, by the latest sample at or before it; empty for none."""
+    """Return the reason at a time, from the latest sample at or before it; empty for none."""
     best, found = -1, ""
     for one in series:
         at = int(np.searchsorted(one.time_ms * 1000, sample_us, side="right")) - 1

@@ -46,7 +46,7 @@ def from_bytes(kept: bytes) -> tuple[LiveFold, int] | None:
         return None
     try:
         until_us, fold = _Unpickler(io.BytesIO(content)).load()
-    except Exception:  # a file may come from anywhere, and hold anything
+    except Exception:  # the file may come from anywhere, and hold anything
         return None
     return (fold, until_us) if isinstance(fold, LiveFold) and isinstance(until_us, int) else None
 
@@ -71,12 +71,12 @@ _NAMED: Final[dict[tuple[str, str], Any]] = {
 
 
 def _reduce_array(value: NDArray[Any]) -> tuple[Any, tuple[str, tuple[int, ...], bytes]]:
-    """Return what makes an array again of its bytes alone: numpy's own way trusts the file."""
+    """Return a recipe that restores an array from its bytes only: numpy's own one trusts the file."""
     return _array, (value.dtype.str, value.shape, value.tobytes())
 
 
 def _reduce_number(value: Any) -> tuple[Any, tuple[str, bytes]]:
-    """Return the same of a single number."""
+    """Return the same for a single number."""
     return _number, (value.dtype.str, value.tobytes())
 
 
@@ -87,7 +87,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes objects of a fold and arrays of numbers alone."""
+    """Unpickles only objects of a fold and arrays of numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Folds the samples of a live cluster slot by slot: windows as they end, what tasks are, and which have ended."""
+"""Folds the samples of a live cluster slot by slot: windows as they end, facts of tasks, and their ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT_US: Final = s.DAY_US
 _LATER: Final = (
     "started", "started_usage", "restarts", "init_restarts", "ended_reason", "init_ended_reason", "ended_time"
 )  # fmt: skip
-"""Roles that tell of starts and ends, which are scraped later than these: a window may be the first after an end."""
+"""Roles of starts and ends, which are scraped later than usage: a window may be the first after an end."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Slot:
 class LiveFold:
     """Fold of a history and of what follows it, in the order of time.
 
-    It differs from an ingest in what is said late: who owns a pod, its tier and the start of a run count from when
-    the samples say so, not for the whole history. The largest usage of a collection is kept for a month after its last
-    task; an ingest keeps it for good.
+    It differs from an ingest in facts that become known late: the owner of a pod, its tier and the start of a run count
+    from the samples that show them, not for the whole history. The largest usage of a collection is kept for a month
+    after its last task; an ingest keeps it for good.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class LiveFold:
         self._ahead: list[tuple[TaskKey, int, bool | None]] = []  # failures that lie in a slot to come
 
     def take(self, series: dict[str, list[RawSeries]], start_us: int, end_us: int) -> list[Slot]:
-        """Return the slots of a range; samples after it say what tasks are, when they started and ended.
+        """Return the slots of a range; samples after it give facts, starts and ends of tasks.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class LiveFold:
         given = part | {role: series.get(role, []) for role in _LATER}
         windows, events = self._fold.piece(given, start_us, end_us, later=series)
         tasks = self.tasks()
-        ended = [(key, seen_us) for key, seen_us in before.items() if key not in tasks]  # their owner was said since
+        ended = [(key, seen_us) for key, seen_us in before.items() if key not in tasks]  # their owner is known now
         ended += self._ended(tasks)
         self._fold.forget(end_us - _KEPT_US)
         ends = pc.multiply(pc.divide(pc.add(windows[s.END_US], WINDOW_US - 1), WINDOW_US), WINDOW_US)
@@ -99,14 +99,14 @@ class LiveFold:
         return slots
 
     def tasks(self) -> dict[TaskKey, Task]:
-        """Return the tasks that are there, or were within a day, by what names them."""
+        """Return the tasks that are there, or were within a day, by their keys."""
         return self._fold.seen()
 
     def _ended(self, tasks: dict[TaskKey, Task]) -> list[tuple[TaskKey, int]]:
         """Return the tasks that are gone since the last call: others of their cluster were seen ten minutes later.
 
-        One whose pod is listed still is not scraped for a while, unless it is known to have ended, or another container
-        of its pod was seen ten minutes later.
+        A task whose pod is still listed counts as not scraped for a while, unless it is known to have ended, or another
+        container of its pod was seen ten minutes later.
         """
         last_us: dict[str, int] = {}
         of_pod_us: dict[PodKey, int] = {}

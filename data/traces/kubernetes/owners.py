@@ -1,4 +1,4 @@
-"""Finds out what each pod is: its workload, node, tier and scaler, as the history last says it."""
+"""Finds the facts of each pod: its workload, node, tier and scaler, as the history last reports them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES: Final = (
     "pod", "owner", "replicaset_owner", "job_owner", "quality", "completed", "evicted", "autoscaler",
     "autoscaler_target",
 )  # fmt: skip
-"""Roles that say what a pod is."""
+"""Roles with the facts of a pod."""
 _LETTERS: Final = "[bcdfghjklmnpqrstvwxz2456789]"
 """Letters of the random parts of names."""
 _OF_DEPLOYMENT: Final = re.compile(rf"(.+)-{_LETTERS}{{6,10}}-{_LETTERS}{{5}}")
@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def user(self) -> str:
-        """Name of who owns it: its namespace, with the cluster's before it where the dialect names one."""
+        """Name of its owner: its namespace, prefixed by the cluster where the dialect names one."""
         return f"{self.cluster}/{self.namespace}" if self.cluster else self.namespace
 
     def logical_name(self, container: str) -> str:
@@ -69,7 +69,7 @@ class Facts:
     """Statements about one pod; empty where there are none.
 
     ``owner_said`` is true where a series that names the owner of a pod was there, if only to say that there is none.
-    ``evicted_us`` are times of samples that say it was evicted, the first one of each piece. ``listed_ms`` is the time
+    ``evicted_us`` are times of samples that report its eviction, the first one of each piece. ``listed_ms`` is the time
     of the last sample that lists it. ``nodes`` are the times from which it is listed on a node, rising, and its name.
     """
 
@@ -93,9 +93,9 @@ class Facts:
 class Owners:
     """Facts of pods and of their owners, of a whole history.
 
-    An identity does not change with time, so the last word on it counts, whenever it came. A pod of a set that comes
-    again may be on another node. An autoscaler and what it targets count only as long as they are said: one that is
-    deleted holds nothing any more.
+    An identity does not change with time, so the last report of it counts, whenever it came. A pod of a set that comes
+    again may be on another node. An autoscaler and its targets count only as long as they are reported: a deleted one
+    has no effect.
     """
 
     dialect: Dialect
@@ -108,7 +108,7 @@ class Owners:
     """Time of the last sample of each cluster; scalers and targets have theirs."""
 
     def add(self, piece: dict[str, list[RawSeries]]) -> None:
-        """Take what a later piece says."""
+        """Add the facts of a later piece."""
         for role in ROLES:
             for series in piece.get(role, ()):
                 of = series.named
@@ -155,11 +155,11 @@ class Owners:
         self.targets = {scaler: held for scaler, held in self.targets.items() if scaler in scalers}
 
     def listed(self, pod: PodKey) -> bool:
-        """Return whether a pod is listed still, as far as the exporter that lists pods has said."""
+        """Return whether a pod is still listed, as far as the exporter that lists pods has reported."""
         return pod in self.pods and self._still(pod[0], self.pods[pod].listed_ms)
 
     def workload(self, pod: PodKey) -> Workload:
-        """Return the topmost owner of a pod; read off its name, where no owner is said nor denied."""
+        """Return the topmost owner of a pod; read off its name where its owner is not reported."""
         cluster, namespace, name = pod
         facts = self.pods.get(pod, Facts())
         if facts.owner_kind == "ReplicaSet":
@@ -199,7 +199,7 @@ class Owners:
         return found[0] if found is not None and self._still(workload.cluster, found[1]) else None
 
     def autoscaled(self, workload: Workload) -> tuple[str, ...]:
-        """Return the resources whose share of the request a workload's scaler holds; CPU where nothing is said."""
+        """Return the resources whose share of the request a workload's scaler holds; CPU where nothing is reported."""
         scaler = self.autoscaler(workload)
         if scaler is None:
             return ()
@@ -209,7 +209,7 @@ class Owners:
         return tuple(sorted(name for name, at_ms in held.items() if self._still(workload.cluster, at_ms)))
 
     def _still(self, cluster: str, at_ms: int) -> bool:
-        """Return whether what was last said at a time is said at the end of the history."""
+        """Return whether what was last reported at a time still holds at the end of the history."""
         return bool(at_ms) and at_ms >= self.last_ms[cluster] - GONE_MS
 
 
@@ -235,7 +235,7 @@ def _add(facts: Facts, role: str, of: dict[str, str], value: float) -> None:
 
 
 def owners_of(pieces: Iterable[dict[str, list[RawSeries]]], dialect: Dialect) -> Owners:
-    """Return what a whole history says of pods."""
+    """Return the facts of pods from a whole history."""
     owners = Owners(dialect)
     for piece in pieces:
         owners.add(piece)

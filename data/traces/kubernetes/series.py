@@ -1,4 +1,4 @@
-"""Groups series by container: takes one of several copies, and answers what a series said as of a time."""
+"""Groups series by container: takes one of several copies, and returns the value of a series at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reclaim.data.traces.history import RawSeries
 _MS_US: Final = 1000
 Labels = tuple[tuple[str, str], ...]
 _MEASURED: Final = ("id", "name", "cpu")
-"""Labels by which cAdvisor tells apart what it measures of a container: its cgroup, its name and the core."""
+"""Labels by which cAdvisor distinguishes the measurements of a container: its cgroup, its name and the core."""
 
 
 class ContainerKey(NamedTuple):
@@ -30,7 +30,8 @@ class ContainerKey(NamedTuple):
 def by_container(series: Iterable[RawSeries], dialect: Dialect) -> dict[ContainerKey, list[RawSeries]]:
     """Return the series of each container, as one scraper has them: the preferred one, else that of most samples.
 
-    More than ``LONGEST_STEP_US`` before and after its time, another one's count: a label of the scraper has changed.
+    More than ``LONGEST_STEP_US`` before and after its time, the series of another one count: a label of the scraper has
+    changed.
     """
     found: dict[ContainerKey, dict[tuple[str, ...], list[RawSeries]]] = {}
     names = ("cluster", "namespace", "pod", "container")
@@ -67,8 +68,8 @@ def _of_one_copy(series: list[RawSeries], before: Collection[Labels]) -> tuple[l
 
     Each copy has all of the container's usage, so rates of two are not added up. One counts: one of ``before``, which
     the last piece took, else that of most samples; another one outside of its time, where it has at least two samples.
-    Two that are there together for less than half a window are none: a label that changes ends one series and begins
-    another, and of several scrapers each does so in its own time.
+    Two that overlap for less than half a window are no copies: a label that changes ends one series and begins another,
+    and each of several scrapers does so in its own time.
     """
     first, *others = sorted(series, key=lambda one: (one.labels not in before, -len(one.value), one.labels))
     taken, differ = [first], ""
@@ -89,13 +90,13 @@ def _differ(of: dict[str, str], other: dict[str, str]) -> str:
 def copies_in_words(differ: str) -> str:
     """Return what to do about copies that differ in some labels, as ``Tails.measured_once`` has them."""
     return (
-        f"they differ in {differ}. Of a label that says who scraped, a --dialect that lists it under `scraper` fetches "
-        "one copy; of one that says which cluster, a --dialect with `cluster` tells them apart"
+        f"they differ in {differ}. If it names the scraper, a --dialect that lists it under `scraper` fetches one "
+        "copy; if it names the cluster, a --dialect with `cluster` tells them apart"
     )
 
 
 class Tails:
-    """Samples of the last five minutes of a piece, which the first rates of the next one begin at."""
+    """Samples of the last five minutes of a piece, from which the first rates of the next one begin."""
 
     def __init__(self) -> None:
         self._last: dict[Labels, RawSeries] = {}
@@ -152,7 +153,7 @@ class Tails:
 Said = tuple[float, int]
 """Value of a sample, and its time in µs."""
 UNSAID: Final[Said] = (np.nan, -(1 << 62))
-"""In place of a sample, where there is none."""
+"""Placeholder where there is no sample."""
 
 
 class AsOf:
@@ -171,7 +172,7 @@ class AsOf:
         self.value: NDArray[np.float64] = np.concatenate([[last[0]], value[order]])
 
     def at(self, time_us: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the values as of times, (n,); NaN before the first sample."""
+        """Return the values at times, (n,); NaN before the first sample."""
         return np.asarray(self.value[np.searchsorted(self.time_us, time_us, side="right") - 1])
 
     def said_at(self, time_us: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -191,7 +192,7 @@ class AsOf:
 def while_said(
     amount: AsOf, listed: AsOf | None, times_us: NDArray[np.int64], begun_us: int | None
 ) -> NDArray[np.float64]:
-    """Return an amount as of times, (n,), for as long as it is said; NaN before, after, and for none.
+    """Return an amount at times, (n,), for as long as it is reported; NaN before, after, and for none.
 
     An amount is removed where its pod is listed without it for longer than ``LONGEST_STEP_US``. While the exporter that
     lists the pod is silent, the amount stays.
@@ -200,7 +201,7 @@ def while_said(
     ----------
     amount : AsOf
     listed : AsOf or None
-        Samples that list the pod; None: never listed, then usage alone says that it goes on.
+        Samples that list the pod; None: never listed; then only usage shows that the pod still runs.
     times_us : int64, shape (n,)
     begun_us : int or None
         Start of a container's first window: a pod has its amounts from its start, and is scraped a little later. A

@@ -1,4 +1,4 @@
-"""Describes a fetched Kubernetes history as a trace; its tables are made of the raw samples where they are not yet."""
+"""Describes a fetched Kubernetes history as a trace; its tables are made from the raw samples unless they exist."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PIECES_PER_FILE: Final = 12
 
 _EXTRAS: Final = {"usage": USAGE_EXTRAS, "events": EVENT_EXTRAS, "machines": MACHINE_EXTRAS, "names": NAME_EXTRAS}
 _KINDS_BY_NAME: Final = ("Deployment", "StatefulSet")
-"""Kinds of owners that the form of a pod's name shows."""
+"""Kinds of owners that can be read off the form of a pod's name."""
 _TYPES: Final = {
     pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
     pa.bool_(): "BOOLEAN", pa.list_(pa.float32()): "FLOAT[]", pa.list_(pa.int64()): "BIGINT[]",
@@ -94,7 +94,7 @@ def kubernetes(folder: Path, *, anonymous: bool = False) -> Source:
 
 
 def _table(folder: str, name: str) -> RawTable:
-    """Return the reading of a table that is canonical already."""
+    """Return the reading of a table that is already canonical."""
     schema = s.with_extras(name, _EXTRAS.get(name, ()))
     return RawTable(
         name=name,
@@ -106,7 +106,7 @@ def _table(folder: str, name: str) -> RawTable:
 
 
 def _make(history: History, dialect: Dialect, work: Path) -> tuple[dict[str, int], list[str]]:
-    """Write the tables of a history; return their rows, and what a reader must know of this history."""
+    """Write the tables of a history; return their rows, and what a reader must know about this history."""
     pieces = list(history.pieces())
     counts = dict.fromkeys(("usage", "events", "collections", "machines", "names"), 0)
     known = {*ROLES}
@@ -141,7 +141,7 @@ def _make(history: History, dialect: Dialect, work: Path) -> tuple[dict[str, int
 
 
 def _findings(fold: Fold, owners: Owners) -> list[str]:
-    """Return what is missing from the tables, and what in them was guessed, in numbers."""
+    """Return counts of what is missing from the tables, and of what was guessed."""
     seen = [task for task in fold.tasks.values() if task.seen_us]
     pods = {task.key[:3]: task.workload for task in seen}
     guessed = sum(

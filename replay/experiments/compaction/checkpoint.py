@@ -33,7 +33,7 @@ HANDFUL: Final = 5
 
 
 class EmptyCheckpointError(ConfigError):
-    """Nothing can be placed at a moment; ``reason`` is a clause without the moment's own numbers."""
+    """Nothing can be placed at a moment; ``reason`` is a clause without numbers of that moment."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -49,13 +49,13 @@ class Checkpoint:
     time_us : int
         On the trace's clock.
     rows : int64, shape (n,)
-        Window of each task then, a row of the history.
+        Current window of each task, a row of the history.
     workload : TaskSet
         ``n`` tasks, without those inside alloc instances, which use the instance's resources.
     machines : MachineSet
         Of the period, those that take work.
     reserved : mapping of (estimator, margin) to Booked
-        The current reservations, the limit where they are unknown; or what an estimator of machines foresees.
+        The current reservations, the limit where they are unknown; or the prediction of an estimator of machines.
     used : float64, shape (n, n_slots, n_resources)
         Demand of each task in each slot of the horizon that begins now (``data.windows.demand``); 0 after its end.
     too_large : int
@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def within_limits(self) -> NDArray[np.float64]:
-        """``used``, each up to its limit now: what is above no reservation could cover; 0 where no limit is known."""
+        """``used``, each up to its current limit: no reservation could cover more; 0 where no limit is known."""
         return np.minimum(self.used, self.workload.limit[:, None])
 
 
@@ -115,7 +115,7 @@ def check_times(period: Period, times: Sequence[int], horizon_s: int) -> None:
     Raises
     ------
     HistoryTooShortError
-        One does not: what is used after the period is not known, and would count as nothing.
+        One does not: usage after the period is not known, and would count as none.
     """
     end = period.slots.stop_us
     latest = end - horizon_s * 1_000_000
@@ -166,12 +166,12 @@ def take_bare(
         No task of the rows runs at the time, no machine takes work then, or none is large enough for any of the
         tasks.
     NoMachinesError
-        The trace does not tell of machines.
+        The trace has no machines.
     """
     windows = estimates.history.windows
     rows = among[(windows.start_us[among] <= time_us) & (time_us < windows.end_us[among])]
     number = windows.task_numbers()
-    rows = rows[is_last(number[rows])]  # of two at once, the later one
+    rows = rows[is_last(number[rows])]  # of two at the same time, the later one
     if not len(rows):
         slots = estimates.period.slots
         raise EmptyCheckpointError(
@@ -207,7 +207,7 @@ def take_bare(
 
 
 def hosts_of(workload: TaskSet, machines: MachineSet) -> NDArray[np.int64]:
-    """Return the number of machines that may take each task and, empty, have room for its limit; (n,)."""
+    """Return the number of machines that may take each task and, when empty, have room for its limit; (n,)."""
     kinds, kind = np.unique(
         np.column_stack([workload.limit, workload.constraint_set]), axis=0, return_inverse=True
     )  # siblings are equal

@@ -1,4 +1,4 @@
-"""Books for the tasks of a checkpoint what models' estimators of machines foresee."""
+"""Books for the tasks of a checkpoint what models' estimators of machines predict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Key = tuple[str, str]
 
 
 def foreseen(contenders: MachineContenders, rows: NDArray[np.int64]) -> dict[Key, Foreseen]:
-    """Return what the estimators of machines rest on as the windows of rows of the history began."""
+    """Return the terms for estimators of machines at the beginning of the windows of rows of the history."""
     found: dict[Key, Foreseen] = {}
     for name, (foreseer, estimator) in contenders.machines.items():
         terms = foreseer.current_terms(rows)

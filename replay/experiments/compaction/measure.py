@@ -52,7 +52,7 @@ from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.violation import violates
 
 PERCENTILE: Final = 90
-"""Percentile of the machines needed in the trials: with their mean the workload would not fit in many orders."""
+"""Percentile of the machines needed in the trials: with the mean the workload would not fit in many orders."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class CompactionConfig(ReplayConfig):
     policy: str = "hybrid"
     """Rule that picks one of the machines with room for a task; one of ``placement.POLICIES``."""
     production_by_limit: bool = True
-    """Places production by its limits, as Borg does: on no machine do these sum to more than the capacity. Without, all
-    tasks are placed by what is reserved alone."""
+    """Places production by its limits, as Borg does: on no machine do these sum to more than the capacity. Otherwise
+    all tasks are placed only by what is reserved."""
     packed_moments: int = 48
     """Moments of the validation period, a horizon apart, that are packed to set the margins of contenders by machine.
     With 0 they are set on the machines of the trace."""
@@ -93,12 +93,12 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     Raises
     ------
     ConfigError
-        The trace does not tell of machines, no task runs or no machine takes work at a checkpoint, there are more
+        The trace has no machines, no task runs or no machine takes work at a checkpoint, there are more
         checkpoints than slots, or no number of clones holds the workload.
     HistoryTooShortError
         The validation or the test period is shorter than the horizon, or a named moment is later than the last horizon.
     """
-    machines_at(source.dataset, 0)  # a trace that tells of none is refused before anything is estimated
+    machines_at(source.dataset, 0)  # a trace without machines is refused before anything is estimated
     estimates = estimate_all(source, config)
     constraints = Constraints.read(source.dataset)
     monday_us = int(source.features.manifest["config"]["monday_s"]) * 1_000_000
@@ -222,7 +222,7 @@ def _limit_known(checkpoint: Checkpoint) -> NDArray[np.bool_]:
 def _failed(
     beyond: NDArray[np.bool_] | None, of_reference: NDArray[np.bool_] | None, known: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Return share and number of the tasks beyond their reservation, and the numbers only one of two estimators fails.
+    """Return share and number of the tasks beyond their reservation, and the numbers that only one of two fails.
 
     The share is of tasks with a ``known`` limit, None without any. ``beyond_alone`` is [the contender's, the
     reference's] at the same margin, None without a reference. All are None where no task has a reservation of its own.

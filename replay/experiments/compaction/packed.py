@@ -39,7 +39,7 @@ Packing = Callable[[Floats], tuple[NDArray[np.bool_], Floats]]
 budget, and the least margin or price that keeps it on these very machines."""
 
 ROUNDS: Final = 10
-"""Most times that the moments are packed for one margin: each margin changes what is packed."""
+"""Largest number of packings of the moments for one margin: each margin changes the packing."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class PackedMoments:
     ----------
     estimates : Estimates
     moments : sequence of Checkpoint
-        At least one; of what is reserved there nothing is read.
+        At least one; their reservations are not read.
     policy : str
     seed : int
         Of the order in which machines are removed, one for each moment.
@@ -85,7 +85,7 @@ class PackedMoments:
         Times of the moments, in µs, that were left out for some estimator: ``MOST_CLONES`` of the cell do not hold the
         tasks.
     not_kept : list of str
-        Contenders, each with a margin of which none was found that keeps its budget on what is packed under it.
+        Contenders, each with a margin for which no value was found that keeps its budget on what is packed under it.
     """
 
     def __init__(self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int) -> None:
@@ -252,7 +252,7 @@ def validation_moments(
 
 
 def set_on_packed(contenders: MachineContenders, moments: PackedMoments) -> Iterator[MachineContenders]:
-    """Yield the contenders after each one of them whose margins were set on what it packs."""
+    """Yield the contenders after each of them whose margins were set on what it packs."""
     for name in contenders.sums:
         contenders = replace(contenders, sums={**contenders.sums, name: moments.set_sum(name, contenders)})
         yield contenders

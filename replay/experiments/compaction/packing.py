@@ -152,7 +152,7 @@ def not_held(when: str) -> ConfigError:
 
 
 class _Queue(NamedTuple):
-    """Tasks in the order of placement, ``n`` of them; what is not said here is of ``TaskSet``."""
+    """Tasks in the order of placement, ``n`` of them; fields without a description are those of ``TaskSet``."""
 
     limit: NDArray[np.float64]
     booked: NDArray[np.float64]
@@ -165,8 +165,8 @@ class _Queue(NamedTuple):
     soft: NDArray[np.bool_]
     picky: NDArray[np.bool_]
     terms: NDArray[np.float64]
-    """Terms that each adds to the sums of its machine, shape (n, n_resources, N_TERMS); (0, n_resources, N_TERMS)
-    where each has something booked for itself."""
+    """Terms that each adds to the sums of its machine, shape (n, n_resources, N_TERMS); (0, n_resources, N_TERMS) where
+    resources are booked for each task by itself."""
     margins: NDArray[np.float64]
     curves: NDArray[Any]
     """Of ``Foreseen.compiled``, shape (n_resources,) each; without terms (0,)."""
@@ -293,7 +293,7 @@ def _place(
     both: Any,  # (N_TERMS,) float64, changed
     placed: Any,  # (n,) int64, written
 ) -> bool:
-    """Place tasks in their order; returns False as soon as one does not fit that must."""
+    """Place tasks in their order; return False as soon as a task that must fit does not."""
     for i in range(len(placed)):
         at = _best(i, queue, machines, policy, both, True)
         if at < 0 and queue.soft[i]:

@@ -141,7 +141,7 @@ def fewest_table(results: Results) -> Table:
 
 
 def by_machine_table(results: Results) -> Table:
-    """Return what keeps a budget of machine peaks, at each budget the fewest machines first.
+    """Return the contenders that keep a budget of machine peaks, at each budget the fewest machines first.
 
     The trials compare the same orders of removal with the first model's estimator of machines.
     """
@@ -194,7 +194,7 @@ def _paired(one: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[int, 
 
 
 def unexpected(results: Results) -> Table:
-    """Return the estimators of which a narrower margin does not need fewer machines, or does not risk more."""
+    """Return the estimators whose narrower margin does not need fewer machines, or does not risk more."""
     rows: list[tuple[Cell, ...]] = []
     for e in results["estimators"]:
         if e["kind"] in COMPARED:
@@ -240,7 +240,7 @@ def _of(results: Results, name: str) -> Mapping[str, Any]:
 
 
 def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the order of the estimators: fewer machines first, of equals the one that risks less."""
+    """Return the order of the estimators: fewer machines first, then less risk."""
     over, beyond = ([one[key][r] for r in RESOURCES[::-1]] for key in ("over", "beyond"))
     return one["share"]["value"], *(of["value"] for of in over), *(share or 0.0 for share in beyond)
 

@@ -57,7 +57,7 @@ def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tu
     """
     for clones in range(1, MOST_CLONES + 1):
         found: dict[Key, list[Trial]] = {}
-        for key in sorted(checkpoint.reserved, key=lambda k: k[0] != LIMIT):  # first the one that needs most
+        for key in sorted(checkpoint.reserved, key=lambda k: k[0] != LIMIT):  # the one that needs most first
             trials = _trials(checkpoint, checkpoint.reserved[key], policy, clones, count, seed)
             if trials is None:
                 break

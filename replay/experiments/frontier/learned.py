@@ -1,4 +1,4 @@
-"""Foresees the peaks of machines by a model's estimator of machines, with margins set on validation peaks."""
+"""Predicts the peaks of machines with a model's estimator of machines, with margins set on validation peaks."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class ForeseenMachines:
         return self.curve.peak(self.rows.sums, self.curve.margin(budget), self.rows.mean_limit)
 
     def following(self, budget: float, horizon_s: int, slot_s: int) -> Floats:
-        """Return the same where the margin follows the peaks that came, from the first validation snapshot on."""
+        """Return the same where the margin follows past peaks, from the first validation snapshot on."""
         rows, time_us = self._from_validation()
         return follow(self.curve, rows, time_us, horizon_s, slot_s * 1_000_000, budget)[-len(self.rows) :]
 
     def held(self, budgets: Sequence[float], horizon_s: int, slot_s: int) -> Floats:
-        """Return the same for rising budgets as a service does, which holds the second budget; (B, n_snapshots)."""
+        """Return the same for rising budgets as a service does, which keeps the second budget; (B, n_snapshots)."""
         rows, time_us = self._from_validation()
         return follow_all(self.curve, rows, time_us, horizon_s, slot_s * 1_000_000, budgets)[:, -len(self.rows) :]
 
@@ -69,8 +69,8 @@ class ForeseenMachines:
     def sweep(self, limit: Floats) -> tuple[Floats, Floats]:
         """Return violations and reclaimed volume at margin after margin, rising; shape (n_machines, n_steps) each.
 
-        ``limit`` is the sum of the limits at each time. The margins are those that the judged peaks would have asked
-        for: all that a curve can show lies between them.
+        ``limit`` is the sum of the limits at each time. The margins are those that the judged peaks would have needed:
+        everything that a curve can show lies between them.
         """
         scores = self.rows.scores(self.curve)
         shares = np.concatenate([np.geomspace(1.0, 1e-5, _STEPS - 1), [0.0]])
@@ -92,7 +92,7 @@ def foresee_machines(
     horizon_s: int,
     budgets: Budgets,
 ) -> dict[str, dict[str, ForeseenMachines]]:
-    """Return, by ``KINDS`` and resource, what a model foresees of the machines laid out for the test period.
+    """Return, by ``KINDS`` and resource, a model's predictions for the machines laid out for the test period.
 
     Margins are those of the validation peaks of the same machines (``open_loop.machines.curves_of``).
     """

@@ -1,4 +1,4 @@
-"""Compares sums of reservations, and predicted peaks, with the peaks that machines came to."""
+"""Compares sums of reservations, and predicted peaks, with the peaks that machines reached."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def lay_out_machines(
 
 
 def _foresee(predictors: Mapping[str, Predictor], samples: TaskSamples) -> dict[str, Floats]:
-    """Return what each predictor foresees of one machine."""
+    """Return the prediction of each predictor for one machine."""
     assert isinstance(samples, MachineSamples)
     return {name: samples.peak(p) for name, p in predictors.items()}
 

@@ -157,7 +157,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
 def _foresee(
     source: Source, period: Period, machines: Mapping[str, MachinePeaks], config: FrontierConfig
 ) -> dict[str, dict[str, ForeseenMachines]]:
-    """Return what each model foresees of the machines, by its name and the kind of its estimator."""
+    """Return each model's predictions for the machines, by its name and the kind of its estimator."""
     found: dict[str, dict[str, ForeseenMachines]] = {}
     for name in source.each(source.bundles if machines else (), "foreseeing", "foresee"):
         bundle, features = source.bundles[name], source.features
@@ -269,7 +269,7 @@ def _by_margin(judged: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[st
 
 
 def definitions(config: FrontierConfig, *, machines: bool, models: bool = False) -> dict[str, str]:
-    """Return what the results' words mean; those of machines where the trace has some, of models where there are."""
+    """Return the meaning of the terms of the results; those of machines and of models only where there are any."""
     of_machines = {
         **MACHINE_DEFINITIONS,
         "predictors of machines": "Those of the EuroSys'21 study, with its parameters, and later ones: Trimaran's beta "

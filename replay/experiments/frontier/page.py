@@ -16,7 +16,7 @@ from reclaim.replay.report.page import brief, verdict_of
 BUDGETS: Final = ("baseline", "aggressive")
 """Names of the rates, in their order: the fields of ``margins.margin.Budgets``."""
 AS_PUBLISHED: Final = "as published"
-"""Margin of a predictor that was given none."""
+"""Margin of a predictor without one."""
 SIDES: Final = {"tasks": "task-windows", "machines": "machine peaks"}
 VERDICTS: Final = ("verdict", "at the budget")
 """Headings of the two verdicts: at equal violation, of the curves; and of the margins set on validation rows."""
@@ -209,7 +209,7 @@ def runs(results: Results) -> list[Run]:
 def _measured(found: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the numbers of one margin under flat names: ``severity`` and ``severity_p99`` for those in groups.
 
-    Of a group the value or the mean goes by the group's own name.
+    In a group the value or the mean has the group's own name.
     """
     numbers: dict[str, float | None] = {}
     for name, of in found.items():

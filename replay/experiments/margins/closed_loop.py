@@ -30,7 +30,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 BINS: Final = 200
 """Most points of a line in the figure over time."""
 IN_TURN: Final = "sequence"
-"""The run in which the margins take turns, week by week."""
+"""The run in which the margins alternate, week by week."""
 
 _Job = tuple[str, str, NDArray[np.int8], Scheduling]
 """Name of an estimator and a margin, the place of the margin in each slot, and settings."""
@@ -67,7 +67,7 @@ def run_cells(
     contenders : MachineContenders or None
         Further ones, which keep budgets of machine peaks.
     horizon_s : int
-        Time ahead for which machines are held against their peaks.
+        Time ahead for which machines are compared with their peaks.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def _reservations(
         reservations = dict(estimates.reservations(name))
     margins = list(reservations)
     reserved = np.empty((len(margins), len(workload.row), len(RESOURCES)))
-    for k, margin in enumerate(margins):  # one at a time, each released: they are the largest arrays
+    for k, margin in enumerate(margins):  # one at a time, each released: these are the largest arrays
         reserved[k] = np.nan_to_num(current_reservations(reservations.pop(margin), history)[workload.row], copy=False)
     return margins, reserved
 

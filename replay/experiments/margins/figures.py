@@ -85,7 +85,7 @@ def cell_in_turn(results: Results) -> Figure | None:
             axes[2].set_title("Killed out of memory, so far")
             axes[3].set_title("Tasks waiting for a machine")
             axes[-1].set_xlabel(f"{name_of_unit} since the test period began")
-        for row, ax in enumerate(grid[:, 0]):  # every row has its scale
+        for row, ax in enumerate(grid[:, 0]):  # every row has its own scale
             ax.set_ylim(bottom=0)
             ax.set_ylabel("share of capacity" if rows[row % len(rows)] in RESOURCES else "tasks")
         for ax in grid.reshape(blocks, len(rows), across)[-1][:, len(drawn) - across * (blocks - 1) :].flat:
@@ -211,7 +211,7 @@ def _draw_events(
     *,
     on_machines: bool,
 ) -> None:
-    """Draw the events so far; without machines a task over its reservation is the only kind there is."""
+    """Draw the events so far; without machines a task over its reservation is the only kind."""
     kinds: dict[str, tuple[str, Literal["-", ":"]]] = {"cumulative_tasks_over": ("tasks over their reservation", "-")}
     if on_machines:
         kinds["cumulative_events"] = ("would-be out of memory", ":")

@@ -1,4 +1,4 @@
-"""Follows the workload with margins or prices, and says how well the budgets are kept, and at what cost."""
+"""Follows the workload with margins or prices, and reports how well the budgets are kept, and at what cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITHIN: Final = (0.8, 1.25)
 """Multiples of a budget between which it counts as kept."""
 _DAY_S: Final = 86_400
 _WEEKS: Final = 3
-"""Weeks of a test period from which it is shown by week; a shorter one is shown by day."""
+"""Number of weeks from which on a test period is shown by week; a shorter one is shown by day."""
 
 FOLLOWING_DEFINITIONS: Final = {
     "kept, by week": (
@@ -42,7 +42,7 @@ FOLLOWING_DEFINITIONS: Final = {
     ),
     "cost of following": (
         "What margins or prices that follow reclaim, less what the estimator reclaims at the one of hindsight with "
-        "which exactly the budget is violated on the test rows, found in each resample anew. No service can set it."
+        "which exactly the budget is violated on the test rows, found again in each resample. No service can set it."
     ),
 }
 
@@ -50,7 +50,7 @@ FOLLOWING_DEFINITIONS: Final = {
 def follow(name: str, estimates: Estimates, config: ReplayConfig) -> dict[str, Floats]:
     """Return reservations whose settings follow the workload from the first validation row on; (n, n_resources) each.
 
-    Baseline and aggressive keep their own budgets on what all tasks do (``margins.online``).
+    Baseline and aggressive each keep their own budget over all tasks (``margins.online``).
     """
     windows, answers = estimates.history.windows, estimates.answers[name]
     own = isinstance(answers, Priced) and answers.risk is not None

@@ -69,7 +69,7 @@ def judge(
 def judge_fixed(
     name: str, kind: str, reservation: NDArray[np.float64], period: Period, *, bootstrap: Bootstrap
 ) -> dict[str, Any]:
-    """Report the effect of reservations that take no margin: those of the limit and of the oracle."""
+    """Report the effect of reservations without a margin: those of the limit and of the oracle."""
     measured = score(reservation, period, bootstrap)
     return {
         "name": name,

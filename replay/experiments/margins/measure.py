@@ -62,16 +62,16 @@ class MarginsConfig(ReplayConfig):
     """Settings of the replay of margins."""
 
     online: bool = True
-    """Replays every estimator a second time, with a price or margin that follows the workload, but for those of
+    """Replays every estimator a second time, with a price or margin that follows the workload, except those of
     ``value``."""
     closed_loop: bool = True
-    """Runs the cell by the reservations, too, where the trace has machines: by those of the learned ones, of
+    """Also runs the cell by the reservations, where the trace has machines: by those of the learned estimators, of
     Borg's, and of the ``beside`` others that reclaim most on the validation rows."""
     beside: int = 2
     """Number of those others."""
     orders: int = 3
-    """Number of runs of the cell for each, its machines looked at in another order each time: kills are few, and where
-    a task is placed is chance. What is shown is the mean."""
+    """Number of runs of the cell for each, its machines visited in another order each time: kills are few, and where a
+    task is placed is chance. What is shown is the mean."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     """Settings of the scheduler of the closed loop."""
 
@@ -196,8 +196,8 @@ def against_best(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return, by margin, estimator and resource, the comparison with the best statistical other one.
 
-    Statistical estimators stand by their margins that were set once and by those that follow, but none by its own
-    other ones. ``at_equal_violation`` of each compares what ``equal`` has of both; None where it has neither.
+    Statistical estimators take part with margins that were set once and with margins that follow, but none is compared
+    with itself. ``at_equal_violation`` of each compares what ``equal`` has of both; None where it has neither.
     """
     kinds = {e["name"]: e["kind"] for e in judged if e["kind"] in COMPARED}
     found: dict[str, dict[str, dict[str, Any]]] = {}

@@ -70,8 +70,8 @@ def best(results: Results, margin: str, resource: str) -> list[dict[str, Any]]:
     """Return the best estimator of a resource at a margin, and the opponent it is compared with, where there is one.
 
     The best is learned where a learned one was replayed: of those with the best verdict against the statistical ones,
-    the one that reclaims most. Where models follow outcomes, as a service does, they are shown so alone: which of both
-    ways does better on the test is not known before.
+    the one that reclaims most. Where models follow outcomes, as a service does, only that variant is shown: which of
+    the two does better on the test is not known beforehand.
     """
     differences = results["against_best"].get(margin, {})
     shown = [s for e in results["estimators"] if (s := _standing(e, margin, resource, differences)) is not None]
@@ -164,7 +164,7 @@ def order_of(rates: Sequence[float | None]) -> str:
 
 
 def in_reclaimed(results: Results) -> dict[str, Any] | None:
-    """Return what the closed loop did under the estimator and margin that the page begins with, of CPU."""
+    """Return the result of the closed loop under the estimator and margin that the page shows first for CPU."""
     runs_of = {e["name"]: e["runs"] for e in results["closed_loop"]["estimators"]}
     for one in best(results, HEADLINE, RESOURCES[0]):
         if (run := runs_of.get(one["name"], {}).get(HEADLINE)) is not None:

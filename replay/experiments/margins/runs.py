@@ -29,7 +29,7 @@ COLUMNS: Final = (
     Column("OOM kills / 1,000 task-days", "closed_loop.oom_kills_per_1000_task_days"),
 )
 UNSEEN_COLUMNS: Final = _columns("unseen.")
-"""The same for collections kept for the test alone; without events, which are of whole machines."""
+"""The same only for collections kept for the test; without events, which are of whole machines."""
 
 
 def runs(results: Results) -> list[Run]:

@@ -33,8 +33,8 @@ class RatiosConfig(ReplayConfig):
     """Settings of the count."""
 
     alike: bool = False
-    """Counts every task alike, however long it ran; else each by how long it ran, as tasks are met by a look at a cell
-    at some moment. Most tasks of a batch cell are short, and hold their limit all their life."""
+    """Counts every task alike, however long it ran; else each by how long it ran, as tasks are seen in a snapshot of a
+    cell. Most tasks of a batch cell are short, and hold their limit all their life."""
 
 
 @dataclass(frozen=True)

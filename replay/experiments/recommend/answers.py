@@ -33,7 +33,7 @@ from reclaim.training.margins.margin import Margin
 from reclaim.training.models.estimator import ForecastEstimator
 
 RECENT_US: Final = DAY_US
-"""A model answers for the tasks of the workload's last day; of one that runs weekly, of the last day it ran."""
+"""A model answers for the tasks of the workload's last day; for a weekly workload, of the last day it ran."""
 
 
 Margins = tuple[str, ...]
@@ -54,7 +54,7 @@ class Contender:
     margin : tuple of float
         What a bare answer is multiplied with; the price of a violation for a model.
     violation, reclaimed : tuple of float
-        Shares of the validation rows under it, of the limit what is reclaimed.
+        Share of the validation rows that violate under it, and share of the limit that is reclaimed.
     notes : tuple of str
         Where the budget could not be met.
     """
@@ -80,8 +80,8 @@ def ask_all(
 ) -> list[Contender]:
     """Return every estimator of a configuration and every model, set on the validation rows for margins' budgets.
 
-    Rows of requests that are withheld, bool of shape (n_decisions, n_resources), choose nothing, unless all of a
-    resource are.
+    Rows of withheld requests, bool of shape (n_decisions, n_resources), do not count, unless all of a resource are
+    withheld.
     """
     answers = ask_statistics(source, config, series, decisions)
     target = _target(rows, decisions, withheld)
@@ -102,7 +102,7 @@ def ask_all(
 def ask_statistics(
     source: Source, config: ComparisonConfig, series: Series, decisions: Decisions
 ) -> dict[str, list[Answers]]:
-    """Return what every candidate of the estimators says of the series of the largest task, at each decision."""
+    """Return the answer of every candidate of the estimators to the series of the largest task, at each decision."""
     tried = {name: candidates(name) if config.tune else candidates(name)[:1] for name in config.estimators}
     makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
     said = [np.full((len(decisions), len(RESOURCES)), np.nan) for _ in makers]
@@ -178,7 +178,7 @@ def _recent_tasks(rows: TaskRows, decisions: Decisions) -> tuple[Integers, Integ
         latest = np.full(len(rows.ids), -1, np.int64)
         np.maximum.at(latest, workload, ended)
         last = last[ended > latest[workload] - RECENT_US]
-        for period in np.unique(decisions.period[here]):  # the end of the history is a time of the test, too
+        for period in np.unique(decisions.period[here]):  # the end of the history also belongs to the test
             number = np.full(len(rows.ids), -1, np.int64)
             mine = here[decisions.period[here] == period]
             number[decisions.workload[mine]] = mine
@@ -241,7 +241,7 @@ def _chosen(
 
 
 def _notes(judged: NDArray[np.bool_], set_to: Sequence[Calibration]) -> tuple[str, ...]:
-    """Return the notes of calibrations, each once; of a resource that is not judged that alone."""
+    """Return the notes of calibrations, each once; for a resource that is not judged only that note."""
     others = tuple(f"{resource}:" for resource, known in zip(RESOURCES, judged, strict=True) if not known)
     why = "no validation window has a limit and a known demand, so requests stay as they are"
     notes = [note for of in set_to for note in of.notes if not note.startswith(others)]
@@ -259,5 +259,5 @@ def _as_windows(limit: Floats, tier: NDArray[np.int8]) -> Windows:
 
 
 def settings_in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings as ``level 98, min_samples 12``; those that are left to the estimator are left out."""
+    """Return settings as ``level 98, min_samples 12``; settings left at the estimator's default are left out."""
     return ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)

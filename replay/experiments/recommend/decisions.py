@@ -16,7 +16,7 @@ from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
 NOW: Final = -1
-"""In place of a period: the end of the history, for which the recommendation is made."""
+"""Code for the end of the history, for which the recommendation is made, in place of a period."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def lay_out(
         keys, number[part] = np.unique(np.stack([time_us, workload]), axis=1, return_inverse=True)
         asked.append((keys[1], keys[0], np.full(keys.shape[1], part)))
     last_us = np.full(series.n_workloads, -1, np.int64)
-    last_us[series.workload] = series.end_us  # of several rows the last one
+    last_us[series.workload] = series.end_us  # of several rows the last one counts
     current = np.flatnonzero(last_us >= end_us - seen_days * DAY_US)
     asked.append((current, np.full(len(current), end_us), np.full(len(current), NOW)))
     workload, time_us, period = (np.concatenate(of).astype(np.int64) for of in zip(*asked, strict=True))
     known = series.last_before(workload, time_us)
     first = np.searchsorted(series.workload, workload)
-    at = np.where(known >= 0, known, first)  # a workload that is new is known by what it asks for
+    at = np.where(known >= 0, known, first)  # a new workload is known only by its request
     ran_us = np.concatenate([[0], np.cumsum(series.end_us - series.start_us)])
     offset = {VALID: 0, TEST: len(asked[0][0])}
     return Decisions(

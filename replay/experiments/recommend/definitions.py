@@ -1,4 +1,4 @@
-"""Says what the words of a recommendation mean."""
+"""Defines the terms of a recommendation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRESENT: Final = "present request"
 
 
 def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) -> dict[str, str]:
-    """Return what the words of the results mean."""
+    """Return the meaning of the terms of the results."""
     days = f"{config.hold_days:g} day{'s' * (config.hold_days != 1)}"
     of_request = "What a task asks for and is placed by"
     return {

@@ -25,10 +25,10 @@ _OF_VIOLATION: Final = {"violation": "value", "violation_low": "low", "violation
 _SEVERITIES: Final = ("CRITICAL", "WARNING", "OK", "GOOD", "UNKNOWN")
 """KRR's, the worst first."""
 _SEVERE: Final = {"cpu": (0.5, 0.25, 0.1), "memory": (500 * 2.0**20, 250 * 2.0**20, 100 * 2.0**20)}
-"""Differences of request and recommendation from which KRR calls one critical, a warning, or still worth a look, in
-cores and bytes (robusta_krr/core/models/severity.py)."""
+"""Differences of request and recommendation from which on KRR calls one critical, a warning, or notable, in cores and
+bytes (robusta_krr/core/models/severity.py)."""
 _COSTS: Final = {"CRITICAL": 1.0, "WARNING": 0.7}
-"""Parts of a point that each takes from KRR's score."""
+"""Fractions of a point that each subtracts from KRR's score."""
 
 
 def write(results: Results, folder: Path) -> None:
@@ -53,7 +53,7 @@ def records(results: Results) -> list[dict[str, Any]]:
 
 
 def as_csv(results: Results) -> str:
-    """Return one line per workload; what is unknown is empty."""
+    """Return one line per workload; unknown values are empty."""
     found = records(results)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(found[0]) if found else list(_OF_WORKLOAD), lineterminator="\n")
@@ -71,7 +71,7 @@ def as_json(results: Results) -> str:
 def as_krr_json(results: Results) -> str:
     """Return the JSON that ``krr simple -f json`` prints, in cores and bytes where the dataset is.
 
-    Own numbers are under ``reclaim`` in each scan, which programs made for KRR do not read.
+    Numbers of our own are under ``reclaim`` in each scan, which programs for KRR ignore.
     """
     scans = [_scan(line, record) for line, record in zip(results["workloads"], records(results), strict=True)]
     cost = sum(_COSTS.get(scan["severity"], 0.0) for scan in scans)
@@ -125,7 +125,7 @@ def _recommended(line: Mapping[str, Any], r: str) -> dict[str, Any]:
 
 
 def _raised(line: Mapping[str, Any], r: str) -> float | None:
-    """Return the limit to set: the present one, or the request where this is above it."""
+    """Return the limit to set: the current one, or the request where that is higher."""
     limit: float | None = line[r]["limit"]
     wanted: float | None = line[r]["recommended"]
     return wanted if limit is not None and wanted is not None and wanted > limit else limit
@@ -140,7 +140,7 @@ def _severity(present: float | None, wanted: float | None, r: str) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """Return a cell that a spreadsheet takes for text if it is text, whatever it begins with."""
+    """Return a cell that a spreadsheet reads as text if it is text, whatever its first character."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 

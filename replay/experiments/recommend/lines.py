@@ -1,4 +1,4 @@
-"""Puts together what is said of each workload: its tasks, its requests, the rule that made them, and the totals."""
+"""Assembles the lines of each workload: its tasks, its requests, the rule that made them, and the totals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reclaim.replay.open_loop.bootstrap import number
 
 @dataclass(frozen=True)
 class Recommended:
-    """The requests of all ``n`` decisions, and what became of them.
+    """The requests of all ``n`` decisions, and their results.
 
     Attributes
     ----------
@@ -32,11 +32,11 @@ class Recommended:
         The estimator whose answers they are.
     request : float64, shape (n, n_resources)
     rule : int64, shape (n, n_resources)
-        Position in ``policy.RULES`` of what made each.
+        Position in ``policy.RULES`` of the rule that made each.
     violation : sequence of mapping, one per workload
         Violation rate of each resource (``score.of_each_workload``).
     as_requested : float64, shape (n_workloads, n_resources)
-        Violation rate of what the tasks had requested.
+        Violation rate under the requests that the tasks had.
     """
 
     policy: Policy
@@ -56,7 +56,7 @@ def lines_of(
     workloads: Sequence[names.Workload],
     made: Recommended,
 ) -> list[dict[str, Any]]:
-    """Return what is said of each workload that is recommended for; ``workloads`` are all, by position."""
+    """Return the line of each workload with a recommendation; ``workloads`` are all, by position."""
     now = decisions.of(NOW)
     shown = [workloads[decisions.workload[k]] for k in now]
     if config.anonymise:
@@ -92,7 +92,7 @@ def lines_of(
 def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
 
-    ``first`` is what the workloads would request that request nothing now, ``firsts`` in number.
+    ``first`` sums what the ``firsts`` workloads without a current request would request.
     """
     found: dict[str, dict[str, Any]] = {}
     for resource in RESOURCES:
@@ -118,7 +118,7 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts of the workloads that are recommended for: tasks that run, ends out of memory, spread, largest peak.
+    """Facts of the workloads with a recommendation: tasks that run, ends out of memory, spread, largest peak.
 
     A list of ``n`` and arrays of shape (n,) and (n, n_resources).
     """
@@ -149,9 +149,9 @@ class _Facts:
                     largest[i, r] = found.max()
                     middle = np.median(found)
                     spread[i, r] = found.max() / middle if middle > 0 else np.nan
-        running_us = last_us - 2 * int(np.median(rows.end_us - rows.start_us))  # one missing window is forgiven
+        running_us = last_us - 2 * int(np.median(rows.end_us - rows.start_us))  # one missing window is allowed
         latest = np.full(int(rows.task.max(initial=-1)) + 1, -1, np.int64)
-        latest[rows.task] = rows.end_us  # of several rows the last one
+        latest[rows.task] = rows.end_us  # of several rows the last one counts
         members = (task[order[edges[k] : edges[k + 1]]] for k in decisions.workload[now])
         return cls(
             [
@@ -172,7 +172,7 @@ def _pods(dataset: Dataset, rows: TaskRows, tasks: Sequence[Integers]) -> list[l
 
 
 def _amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, float | None]:
-    """Return the request that is set now and the recommended one of a decision, and their difference."""
+    """Return the current request and the recommended one of a decision, and their difference."""
     request, limit, wanted = decisions.request[k, r], decisions.enforced[k, r], chosen[k, r]
     change = wanted / request - 1 if request > 0 else np.nan
     return {

@@ -42,7 +42,7 @@ which of three is more than the 2.5 % below an interval of 95 %."""
 
 
 def measure(source: Source, config: RecommendConfig) -> Measured:
-    """Set the request of every workload, as estimators would have in the past and as the best of them does now.
+    """Set the request of every workload, in the past by every estimator and now by the best of them.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
 def _far_over(of_workloads: Sequence[Mapping[str, Any]], config: RecommendConfig) -> NDArray[np.bool_]:
     """Return where a workload violates more than ``most_over`` budgets, beyond the noise; shape (n, n_resources).
 
-    Of fewer than ``_TELLING`` days the rate itself counts: no noise is known of one day, and of two or three the lower
+    With fewer than ``_TELLING`` days the rate itself counts: one day shows no noise, and with two or three the lower
     bound is the rate of the mildest.
     """
     found = []
@@ -142,7 +142,7 @@ def _winners(contenders: Sequence[Contender]) -> list[Contender]:
     """Return, per resource, the contender that reclaims most on the validation windows; the first of equals.
 
     All are under margins that keep the budget there, so more reclaimed is better without a second look. What a
-    contender does not know counts as the limit: one that leaves requests as they are wins nothing by it.
+    contender does not know counts as the limit: an estimator that leaves requests as they are gains nothing by that.
     """
     reclaimed = np.array([one.reclaimed for one in contenders])
     return [contenders[k] for k in np.argmax(np.where(np.isnan(reclaimed), -np.inf, reclaimed), axis=0)]

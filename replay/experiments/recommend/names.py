@@ -1,4 +1,4 @@
-"""Names workloads and says what a dataset knows of them besides their windows."""
+"""Names workloads and collects a dataset's facts of them besides their windows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KUBERNETES: Final = "kubernetes"
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload, as people name it; None for what a dataset does not know.
+    """A workload under its own name; None for facts that a dataset does not have.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ def run_once(dataset: Dataset) -> Integers:
 
 
 def _names(dataset: Dataset) -> Any:
-    """Return the table of names; earlier datasets do not say the kind of a container."""
+    """Return the table of names; earlier datasets do not have the kind of a container."""
     names = dataset.table("names").to_pandas()
     return names if s.CONTAINER_KIND in names else names.assign(**{s.CONTAINER_KIND: None})
 
@@ -95,7 +95,7 @@ def pods_of(dataset: Dataset, keys: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def anonymous(workloads: list[Workload]) -> list[Workload]:
-    """Return the workloads under numbers, in the order given; what is alike in two of them stays alike."""
+    """Return the workloads under numbers, in the order given; equal names get equal numbers."""
     numbers: dict[str, dict[str, int]] = {}
 
     def number(what: str, name: str) -> str:

@@ -18,9 +18,10 @@ from reclaim.replay.open_loop.paired import EXCEEDS, NOISE, UNKNOWN
 WITHIN: Final = "within the budget"
 _MIB: Final = 2.0**20
 _MOST_BY_MEAN: Final = 0.1
-"""Share of windows without a percentile or a maximum up to which nothing is said: the first and last have few."""
+"""Share of windows without a percentile or a maximum up to which no note is given: the first and last windows lack
+them."""
 _NAME: Final = 30
-"""Characters of a workload's name on a console of 80 columns; the end is what tells names apart."""
+"""Characters of a workload's name on a console of 80 columns; names differ at their end."""
 _CONSOLE_ROWS: Final = 12
 
 COLUMNS: Final = tuple(
@@ -63,7 +64,7 @@ def verdict_of(results: Results, resource: str) -> str:
 
 
 def findings(results: Results) -> list[str]:
-    """Return what is to be known before requests are set.
+    """Return the notes to read before requests are set.
 
     Sums of the requests, windows of means, verdicts of the back-test, its length, requests held back, and pods that
     leave their class.
@@ -135,7 +136,7 @@ def unit(results: Results, resource: str) -> str:
 
 
 def winner(results: Results, resource: str) -> str:
-    """Return the name of the estimator that won."""
+    """Return the name of the winning estimator."""
     return next(str(e["name"]) for e in results["estimators"] if e["resources"][resource]["won"])
 
 
@@ -159,7 +160,7 @@ def _place(line: Mapping[str, Any]) -> tuple[str | None, ...]:
 
 
 def summary_table(results: Results) -> Table:
-    """Return, of each resource, the estimator that won and what the back-test of its requests came to."""
+    """Return, of each resource, the estimator that won and the result of its requests in the back-test."""
     rows: list[tuple[Cell, ...]] = []
     for r in judged(results):
         of, totals = results["test"]["recommendation"], results["totals"][r]
@@ -227,7 +228,7 @@ def workload_table(results: Results, resource: str) -> Table:
 
 
 def estimator_table(results: Results, resource: str) -> Table:
-    """Return every estimator on the validation and on the test part, the one that won first, and the bounds."""
+    """Return every estimator on the validation and on the test part, the winner first, and the bounds."""
     rows: list[tuple[Cell, ...]] = []
     ranked = sorted(
         results["estimators"], key=lambda e: -(e["resources"][resource]["chosen_by"]["reclaimed_share"] or -1.0)

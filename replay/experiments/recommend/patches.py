@@ -45,8 +45,8 @@ _MIB: Final = 2**20
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Names of objects in Kubernetes: DNS subdomains. They become names of files here."""
 _OTHER: Final = re.compile(r"[^a-z0-9_-]+")
-"""Characters of a cluster's name, which may be any, that the name of its folder does not have: no file system may take
-two folders for one."""
+"""Characters of a cluster's name that the name of its folder must not contain, so that no file system merges two
+folders."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     A patch sets requests that are to change and nothing else; where a memory request passes the limit, which no
     container may have, it raises the limit to the request.
 
-    kustomize adds a container that a patch names and the manifest does not, without an image. What has neither a
-    request nor a limit may be such a one, because an earlier history does not know those of init containers, and is
-    left out. So are native sidecars: kustomize moves what it merges to the front of the init containers, which start
-    in their order.
+    kustomize adds a container that a patch names and the manifest does not, without an image. A container with neither
+    a request nor a limit may be such a one, because an earlier history lacks those of init containers, and is left out.
+    So are native sidecars: kustomize moves merged containers to the front of the init containers, which start in their
+    order.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
 
 
 def _folder_of(cluster: str) -> str:
-    """Return the folder of a cluster: its name, or what of it a folder may have and a checksum of the whole."""
+    """Return the folder of a cluster: its name, or the allowed characters of it and a checksum of the whole name."""
     plain = _OTHER.sub("-", cluster.lower()).strip("-")
     return cluster if plain == cluster else f"{plain}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}".strip("-")
 

@@ -19,7 +19,7 @@ DAYS: Final = 14
 BINS: Final = 6 * DAYS
 """Points of a picture, one for four hours."""
 FULL: Final = 1_000
-"""Height of the highest thing drawn, in the whole numbers of a picture."""
+"""Height of the highest value drawn, in the whole numbers of a picture."""
 _WIDTH, _HEIGHT = 2 * BINS, 30
 
 

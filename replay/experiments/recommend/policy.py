@@ -1,4 +1,4 @@
-"""Makes a request of an estimator's answer, as the settings say: steps, floor, limit, out-of-memory, least change."""
+"""Makes a request from an estimator's answer by the settings: steps, floor, limit, out-of-memory, least change."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Policy:
     history_days, ran_hours : float
         Days since its first window, and hours of windows, below which a workload's request is not lowered.
     oom_bump : float
-        What the memory is multiplied with at which a task ended out of memory.
+        Factor of the memory at which a task ended out of memory.
     oom_bump_by : float
-        What is added to it at least, in the dataset's unit.
+        Least addition to it, in the dataset's unit.
     largest_memory : float
-        Memory of the largest machine, which no task can have more of; NaN unknown.
+        Memory of the largest machine, the most that a task can have; NaN unknown.
     """
 
     least: tuple[float, ...]
@@ -118,8 +118,8 @@ class Policy:
         return float(self._whole(np.array(self.least[resource]), resource))
 
     def _wanted(self, answer: Floats, limit: Floats, killed: Floats, resource: int) -> tuple[Floats, NDArray[np.int64]]:
-        """Return what would be requested whatever is requested now, NaN unknown; shape (n,) each."""
-        rule = np.full(len(answer), ESTIMATE)  # of an unknown one it is found with the present request
+        """Return the requests regardless of the current ones, NaN unknown; shape (n,) each."""
+        rule = np.full(len(answer), ESTIMATE)  # for an unknown one it depends on the current request
         wanted, least = self._whole(answer, resource), self._least(resource)
         rule = np.where(wanted < least, FLOOR, rule)
         wanted = np.where(wanted < least, least, wanted)
@@ -132,7 +132,7 @@ class Policy:
         self, wanted: Floats, rule: NDArray[np.int64], present: Floats, killed: Floats, young: NDArray[np.bool_],
         withheld: NDArray[np.bool_],
     ) -> tuple[Floats, NDArray[np.int64]]:  # fmt: skip
-        """Return the requests that are set in place of the present ones; shape (n,) each."""
+        """Return the requests that replace the current ones; shape (n,) each."""
         small = (np.abs(wanted - present) < self.min_change * present) & ~(present < killed)
         rule = np.where(small, SMALL, rule)
         rule = np.where(young & (wanted < present), UNKNOWN, rule)
@@ -141,7 +141,7 @@ class Policy:
         return np.where(np.isin(rule, (ESTIMATE, FLOOR, LIMIT, OOM)), wanted, present), rule
 
     def _whole(self, amount: Floats, resource: int, rounding: float = ROUNDING) -> Floats:
-        """Return amounts rounded up to whole steps; what is a whole number but for rounding, a share, stays."""
+        """Return amounts rounded up to whole steps; one that is whole apart from rounding, a share, stays."""
         step = self.step[resource]
         if not step:
             return amount
@@ -173,10 +173,10 @@ class RecommendConfig(ComparisonConfig):
     memory_min: float | None = None
     """Least memory request, in the dataset's unit; none: 100 MB for Kubernetes (KRR's), 0 elsewhere."""
     oom_bump: float = 1.2
-    """Factor of the memory limit at which a task ended out of memory: the request is at least that (VPA's), and, in
-    Kubernetes, at least 100 MiB more than that limit."""
+    """Factor of the memory limit at which a task ended out of memory: the request is at least that product (VPA's
+    rule), and, in Kubernetes, at least 100 MiB more than that limit."""
     history_days: float = 1.0
-    """Days since a workload's first window below which its requests are not lowered; raised they are."""
+    """Days since a workload's first window below which its requests are not lowered; they may be raised."""
     ran_hours: float = 2.0
     """Hours of windows below which they are not lowered either: a job that ran once, for minutes, says too little. KRR
     asks for 100 points, which are two hours at its step of 75 s."""
@@ -186,7 +186,7 @@ class RecommendConfig(ComparisonConfig):
     budget holds for all workloads together, so one of them may be far above it."""
     most_over_in_all: float = 2.0
     """Times the budget: no request of a resource is lowered where all workloads together violated more often than this
-    in the back-test, and more often than the budget beyond the noise. What was chosen does not hold there."""
+    in the back-test, and more often than the budget beyond the noise. The chosen settings do not hold there."""
     seen_days: float = 7.0
     """Days before the end of the history in which a task of the workload must have run."""
     anonymise: bool = False
@@ -227,7 +227,7 @@ class RecommendConfig(ComparisonConfig):
         return tuple(float(self.budgets.of(margin) or 0.0) for margin in self.margins)
 
     def policy(self, *, kubernetes: bool, largest_memory: float) -> Policy:
-        """Return what is done with an estimator's answer, in the units of a dataset with machines up to a memory."""
+        """Return the rules for an estimator's answer, in the units of a dataset with machines up to a memory."""
         least = _LEAST if kubernetes else (0.0, 0.0)
         given = zip((self.cpu_min, self.memory_min), least, strict=True)
         return Policy(
@@ -245,6 +245,6 @@ class RecommendConfig(ComparisonConfig):
 def held_back(
     requests: Floats, rules: NDArray[np.int64], present: Floats, kept: NDArray[np.bool_], why: int
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return requests and rules of which none that ``kept`` marks is lower than the present one; all of one shape."""
+    """Return requests and rules in which no request that ``kept`` marks is below the current one; all of one shape."""
     held = kept & (requests < present)
     return np.where(held, present, requests), np.where(held, why, rules)

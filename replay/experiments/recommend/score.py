@@ -67,8 +67,8 @@ class Judged:
     def sums(self, request: Floats, key: Integers, n_keys: int) -> Floats:
         """Return ``metrics.STATS`` of windows under requests, shape (n, n_resources), by key; (n_keys, n_stats, R).
 
-        A window counts where demand and request are known. What a window had requested is granted; one without a
-        request grants and reclaims nothing.
+        A window counts where demand and request are known. A window's request counts as granted; one without a request
+        grants and reclaims nothing.
         """
         out = np.zeros((n_keys, len(STATS), len(RESOURCES)))
         known = np.isfinite(self.need) & np.isfinite(request)
@@ -89,11 +89,11 @@ class Judged:
         return self.sums(requests[self.held], self.workload, self.n_workloads)
 
     def as_requested(self) -> Floats:
-        """Return the sums of each workload under what its windows had requested."""
+        """Return the sums of each workload under the requests that its windows had."""
         return self.sums(self.request, self.workload, self.n_workloads)
 
     def most(self, n_decisions: int) -> Floats:
-        """Return the largest need while each request held, what the oracle requests; (n_decisions, n_resources)."""
+        """Return the largest need while each request held: the oracle's request; (n_decisions, n_resources)."""
         out = np.full((n_decisions, len(RESOURCES)), np.nan)
         np.fmax.at(out, self.held, self.need)
         return out

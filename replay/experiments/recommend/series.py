@@ -29,7 +29,7 @@ Integers = NDArray[np.int64]
 _AT_ONCE: Final = 500_000
 """Windows of the series that are laid out at once, about: 120 MB."""
 _MOST_DOUBLED: Final = 1 << 16
-"""Doublings from the smallest to the largest number that there is are fewer."""
+"""More than the doublings from the smallest to the largest float."""
 _NONE: Final = np.zeros(0, np.int64)
 
 
@@ -56,7 +56,7 @@ class TaskRows:
     oom_workload, oom_us : int64, shape (n_events,)
         Workload and time of each out-of-memory end.
     oom_limit : float64, shape (n_events,)
-        Memory that the task could not go beyond then: the enforced limit; where there is none, the larger of its
+        Memory that the task could not exceed then: the enforced limit; where there is none, the larger of its
         request and the largest usage in its last window, as VPA takes it.
     """
 
@@ -112,7 +112,7 @@ def read_rows(features: FeatureSet, engine: Engine = HERE, *, without: Integers 
             kills.append(of_kills)
             index.append(of_tasks)
             tasks += len(of_tasks)
-    # a column at a time leaves its parts, so that no two copies of all are held
+    # one column at a time, each released, so that there are never two copies of all
     joined = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
     killed, when_us, reached = (np.concatenate(of) for of in zip(*kills, strict=True))
     ids, workload = np.unique(joined.pop("collection"), return_inverse=True)
@@ -163,7 +163,7 @@ def _kills(
 ) -> tuple[Integers, Integers, Floats]:
     """Return collection, time and ``oom_limit`` of out-of-memory ends of tasks at top level.
 
-    A limit that the dataset guessed, where none is enforced, stopped nothing: the node was out of memory.
+    A limit that the dataset assumed, where none is enforced, stopped no task: the node was out of memory.
     """
     starts = windows.task_starts()
     row = np.array(
@@ -230,10 +230,10 @@ class Series:
     def windows(self, rows: slice) -> tuple[Windows, Integers]:
         """Return rows of whole workloads as windows, each workload as if it were one task, and the place of each row.
 
-        Estimators keep usage over the limit, and answer times the limit of the last row: a limit that changes would
-        scale all that was used before. So a workload has one limit here, its first one, doubled until none so far is
-        larger. Where it has to be doubled, the workload stands once more, from its beginning, under the larger one:
-        what is said at a row rests on no later limit.
+        Estimators keep usage over the limit, and multiply their answer by the limit of the last row: a changed limit
+        would rescale all earlier usage. So a workload has one limit here, its first one, doubled until none so far is
+        larger. Where it has to be doubled, the workload is repeated from its beginning under the larger one, so that
+        the answer at a row depends on no later limit.
         """
         workload, limit = self.workload[rows], self.limit[rows]
         first = is_first(workload)
@@ -302,7 +302,7 @@ def largest_task(rows: TaskRows) -> Series:
 
 
 def peaks_by_task(rows: TaskRows, chosen: Integers) -> tuple[Integers, Floats]:
-    """Return the tasks that chosen rows are of, and the largest demand of each in them; (n_tasks,), (n_tasks, R)."""
+    """Return the tasks of chosen rows, and the largest demand of each in them; (n_tasks,), (n_tasks, R)."""
     tasks, at = np.unique(rows.task[chosen], return_inverse=True)
     peak = np.full((len(tasks), len(RESOURCES)), np.nan)
     np.fmax.at(peak, at, rows.demand[chosen])

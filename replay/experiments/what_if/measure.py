@@ -43,7 +43,7 @@ class WhatIfConfig(ReplayConfig):
     """Settings of the what-if experiment."""
 
     estimators: tuple[str, ...] = ("borg", "autopilot-percentile")
-    """Estimators without a model, as in ``ReplayConfig``; no reclamation is run next to them in any case."""
+    """Estimators without a model, as in ``ReplayConfig``; the run without reclamation is always included."""
     margin: str = "medium"
     """The margin of all of them; one of ``margin.MARGIN_NAMES``."""
     oom_budget: float = 5.0
@@ -127,11 +127,11 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     Raises
     ------
     ConfigError
-        The trace does not tell of machines, or ``growth`` leaves no collection of it.
+        The trace has no machines, or ``growth`` leaves no collection of it.
     HistoryTooShortError
         The validation or the test period is shorter than the horizon.
     """
-    machines_at(source.dataset, 0)  # a trace that tells of none is refused before anything is estimated
+    machines_at(source.dataset, 0)  # a trace without machines is refused before anything is estimated
     estimates = estimate_all(source, config)
     slots = estimates.period.slots
     machines = machines_of(source.dataset, slots.first_us, slots.stop_us, estimates.period.share)

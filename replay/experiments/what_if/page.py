@@ -22,8 +22,8 @@ KILLS: Final = "oom_kills_per_1000_task_days"
 PENDING: Final = "waiting"
 """Keys of ``outcome.summary`` that have a budget."""
 KEPT: Final = 1.25
-"""Multiple of a budget of machine peaks up to which it counts as kept: of some days of a cell, chance alone makes such
-differences."""
+"""Multiple of a budget of machine peaks up to which it counts as kept: over a few days of a cell, chance alone makes
+such differences."""
 RECORDED: Final = "recorded_oom_per_1000_task_days"
 """Key of ``outcome.summary`` that no estimator can change."""
 
@@ -63,7 +63,7 @@ _NO_SHARES: Final = ("machines", "delay", "per 1,000")
 
 def runs(results: Results) -> list[Run]:
     """Return the recorded run of every estimator: the fewest machines that fit, and the outcome on them."""
-    without = _fewest(results, LIMIT) if results["asked"]["searched"] else None  # of numbers named the rest is unknown
+    without = _fewest(results, LIMIT) if results["asked"]["searched"] else None  # other sizes are unknown
     out = []
     for estimator in results["estimators"]:
         name, margin, fewest = estimator["name"], estimator["margin"], estimator["fewest"]
@@ -99,8 +99,8 @@ def page(results: Results) -> dict[str, Any]:
 def summary_table(results: Results) -> Table:
     """Return the fewest machines under the best estimator of each kind, Borg's and without reclamation.
 
-    Of estimators with a budget of machine peaks those that kept it come first. Peaks passed are of the resource of
-    which more were.
+    Of estimators with a budget of machine peaks those that kept it come first. Exceeded peaks are those of the resource
+    with more of them.
     """
     columns = {"machines": "fewest", "of the cell": "share", "saved": "saved", "kills per 1,000 task-days": KILLS,
                "waiting": PENDING, "peaks passed": "passed", "verdict": "verdict"}  # fmt: skip

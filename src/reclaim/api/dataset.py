@@ -160,7 +160,7 @@ class Dataset:
 
     @property
     def notes(self) -> list[str]:
-        """Lines that a reader of it must know: what was found in its trace, not read, or read twice."""
+        """Lines that a reader must know: findings about its trace, what was not read, or read twice."""
         from reclaim.data.ingest.manifest import notes_of
 
         return notes_of(self._stored.manifest, self._stored.manifest["notes"])
@@ -373,12 +373,12 @@ class Dataset:
 
 
 def _names_of(columns: Sequence[str] | None) -> list[str] | None:
-    """Return names of columns, each once; a single name is not taken for its letters."""
+    """Return names of columns, each once; a single string is one name, not a sequence of letters."""
     if columns is None:
         return None
     names = [columns] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
     if wrong := [name for name in names if not isinstance(name, str)]:
-        raise SchemaError(f"columns are named by texts, got {wrong[0]!r}")
+        raise SchemaError(f"names of columns must be text, got {wrong[0]!r}")
     return list(dict.fromkeys(names))
 
 
@@ -390,7 +390,7 @@ def _keys_of(tasks: pd.DataFrame | None) -> pa.Table | None:
     ConfigError
         It is no frame of pandas.
     SchemaError
-        As of ``table_of``, or an id is missing or no whole number: of a float, it may be that of another task.
+        As for ``table_of``, or an id is missing or not an integer: a float may have been rounded to another task's id.
     """
     import pandas as pd
 
@@ -435,7 +435,7 @@ def folder_of(dataset: Dataset | Path | str) -> Path:
 
     if isinstance(dataset, Dataset):
         return dataset.path
-    if not isinstance(dataset, str) and not hasattr(dataset, "joinpath"):  # of a store it is no path of this machine
+    if not isinstance(dataset, str) and not hasattr(dataset, "joinpath"):  # a place in a store is no local path
         raise ConfigError(
             f"expected a dataset or the path of a folder, got an object of type {type(dataset).__name__}; a frame is "
             "written as CSV or parquet into a folder, and `reclaim.ingest(FOLDER, DATASET, trace='series', "

@@ -1,4 +1,4 @@
-"""Trains, loads and asks models from Python."""
+"""Trains, loads and queries models from Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
 
 _MEASURED: Final = ("violation", "reclaimed")
-"""Shares that training measured of each margin, on validation data."""
+"""Shares of each margin that training measured on validation data."""
 
 
 def train(
@@ -148,7 +148,7 @@ class Model:
 
     @property
     def bundle(self) -> Bundle:
-        """All that is registered of it, for code that goes deeper than this interface."""
+        """Everything registered with it, for code that goes deeper than this interface."""
         return self._loaded.bundle
 
     def margins(self) -> pd.DataFrame:
@@ -222,16 +222,17 @@ class Model:
         ----------
         histories : DataFrame or Dataset
             A row per task and window, in any order, with ``collection_id``, ``start_us``, ``end_us``, ``cpu_limit`` and
-            ``memory_limit`` at least, as of ``Dataset.histories``; other columns than its are left out. Both limits are
-            numbers: where memory is not measured, any will do (``histories.assign(memory_limit=1.0)``). Or a dataset
-            with its features built, as for ``reclaim predict``.
+            ``memory_limit`` at least, as ``Dataset.histories`` returns them; further columns are ignored. Both limits
+            are numbers: where memory is not measured, any will do (``histories.assign(memory_limit=1.0)``). Or a
+            dataset with its features built, as for ``reclaim predict``.
         margin : str
             ``baseline`` (widest), ``medium`` or ``aggressive``.
         every_window : bool
-            Of a dataset: whether there is a row for each window, or only for the latest of each task. A portable
-            model, as the built-in, answers all rows at the price of the latest windows, which was not known earlier.
+            For a dataset: whether there is a row for each window, or only for the latest of each task. A portable
+            model, such as the built-in one, answers all rows at the price of the latest windows, which was not known
+            earlier.
         cell : Cell or None
-            Of a frame: the cell that the tasks run in, as ``Dataset.cell``; None: nothing is known of it.
+            For a frame: the cell that the tasks run in, as ``Dataset.cell``; None: nothing is known about it.
 
         Returns
         -------
@@ -244,7 +245,7 @@ class Model:
             A column is missing or of the wrong type, or a row cannot be used; the message names the first.
         ConfigError
             ``histories`` is neither, the margin is unknown, the dataset has no features, or ``every_window`` or
-            ``cell`` is not of what is given.
+            ``cell`` does not apply to it.
 
         Examples
         --------
@@ -265,14 +266,14 @@ class Model:
             parts = predictions(self._loaded, histories.path, margin=margin, every_window=every_window)
             return frame_of(pa.concat_tables(parts))
         if every_window:
-            raise ConfigError("every_window is for a dataset: of a frame each task has one row; pass the Dataset")
+            raise ConfigError("every_window is for a dataset, and a frame gives one row per task; pass the Dataset")
         if not isinstance(histories, pd.DataFrame):
             raise ConfigError(
                 f"histories must be a frame of pandas or a Dataset, got an object of type {type(histories).__name__}; "
                 "`reclaim.open(FOLDER)` opens a folder, `.to_pandas()` makes a frame of another table"
             )
         if not isinstance(cell, Cell | None):
-            raise ConfigError(f"cell must be a Cell, as Dataset.cell is, got {cell!r}")
+            raise ConfigError(f"cell must be a Cell, such as Dataset.cell, got {cell!r}")
         table = table_of(histories, USAGE_COLUMNS, "histories")
         return frame_of(predict_histories(self._loaded, table, margin=margin, cell=cell or Cell()))
 

@@ -23,11 +23,11 @@ R = TypeVar("R", bound="Replay")
 
 @runtime_checkable
 class Learned(Protocol):
-    """A ``Model``, of which a replay needs the bundle alone."""
+    """A ``Model``; a replay needs only its bundle."""
 
     @property
     def bundle(self) -> Bundle:
-        """All that is registered of it."""
+        """Everything registered with it."""
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
 
 
 def _bundles(models: Sequence[Learned]) -> dict[str, Bundle]:
-    """Return the bundles of models by name; ConfigError where something else is given for a model, as its name."""
+    """Return the bundles of models by name; ConfigError where something other than a model is given, such as a name."""
     from reclaim.replay.runs.run import by_name
 
     if not isinstance(models, Sequence) or not all(isinstance(model, Learned) for model in models):

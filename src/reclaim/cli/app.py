@@ -41,7 +41,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 """Error that typer raises for wrong arguments; its own copy of click cannot be imported."""
 
 _NEW_OBJECTS = 500_000
-"""New objects from which Python looks for garbage. Imports make 200,000 that all stay, and looking at them time and
+"""New objects from which Python looks for garbage. Imports make 200,000 that all stay; collecting over them again and
 again took a seventh of the start."""
 _RESUMED = ("fetch", "feed", "ingest", "tune")
 """Commands that continue an interrupted run; the others start again."""
@@ -116,7 +116,7 @@ def synth(
             from reclaim.data.errors import ConfigError
 
             raise ConfigError(
-                "--common and --service are of a cell: expected --format json or parquet, got openmetrics"
+                "--common and --service apply to a cell: expected --format json or parquet, got openmetrics"
             )
         from reclaim.data.synthetic.kubernetes.job import END, SyntheticHistoryConfig, write_history
 
@@ -129,7 +129,7 @@ def synth(
     if end is not None:
         from reclaim.data.errors import ConfigError
 
-        raise ConfigError(f"--end is of a Kubernetes history: expected --format openmetrics, got {format_}")
+        raise ConfigError(f"--end applies to a Kubernetes history: expected --format openmetrics, got {format_}")
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
     config = SyntheticCellConfig(
@@ -185,7 +185,7 @@ def ingest(
         ),
     ] = None,
     anonymise: Annotated[
-        bool, typer.Option("--anonymise", help="For `kubernetes`: numbers for names, to share the dataset.")
+        bool, typer.Option("--anonymise", help="For `kubernetes`: names become numbers, to share the dataset.")
     ] = False,
     buckets: Annotated[
         int | None,
@@ -227,7 +227,7 @@ def inspect(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Describe a dataset: its first figures; with --verbose or as a page all tables."""
+    """Describe a dataset: its main figures; all tables with --verbose or --html."""
     from reclaim.data.dataset import Dataset
     from reclaim.data.survey.facts import survey
     from reclaim.data.survey.page import check_target, write_page
@@ -258,7 +258,7 @@ def features(
     engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
+    """Compute features, targets and splits of the windows that training reads; others are computed when used."""
     from reclaim.config import load_config
     from reclaim.data.core.engine.workers import Engine
     from reclaim.data.core.jit import begin_lean
@@ -426,7 +426,7 @@ def serve(
     clock: Annotated[
         Literal["unix", "trace"],
         typer.Option(
-            help="`unix`: windows have this machine's time; `trace`: times of a trace.", envvar="RECLAIM_CLOCK"
+            help="`unix`: windows carry this machine's time; `trace`: times of a trace.", envvar="RECLAIM_CLOCK"
         ),
     ] = "unix",
 ) -> None:
@@ -449,12 +449,12 @@ def serve(
 
 
 def _check_no_state(context: typer.Context) -> None:
-    """Raise ConfigError where options of the state are given with --in-memory; it goes before RECLAIM_STATE."""
+    """Raise ConfigError where options of the state are given with --in-memory, which overrides RECLAIM_STATE."""
     from reclaim.data.errors import ConfigError
 
     for name in ("state", "repair"):
         if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE":
-            raise ConfigError(f"--in-memory keeps no state, and --{name} is of one; leave one of them out")
+            raise ConfigError(f"--in-memory keeps no state, and --{name} needs one; leave one of them out")
 
 
 app.command(

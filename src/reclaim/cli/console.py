@@ -40,7 +40,7 @@ def print_result(result: tuple[dict[str, Any], list[str]], as_json: bool) -> Non
 
 
 def unchanged(already_there: bool) -> str:
-    """Return the addition to the line of a stage that was finished before."""
+    """Return what to append to the line of a stage that was already finished."""
     return " (was there already, nothing to do)" if already_there else ""
 
 

@@ -1,4 +1,4 @@
-"""Command `feed`: a Prometheus into a running service."""
+"""Command `feed`: sends windows from a Prometheus to a running service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def feed(
     service: Annotated[str, option("Address of `reclaim serve`.", "URL", _SERVICE)] = "http://127.0.0.1:3000",
     service_token_file: Annotated[Path | None, option("Bearer token of the service.", "FILE", _SERVICE)] = None,
     service_ca: Annotated[
-        Path | None, option("Certificates that the service's may be signed by, PEM.", "FILE", _SERVICE)
+        Path | None, option("CA certificates to check the service's by, PEM.", "FILE", _SERVICE)
     ] = None,
     margin: Annotated[
         str | None, option("Safety margin of what is written. Default: the service's own.", "NAME", _SERVICE)
@@ -35,16 +35,16 @@ def feed(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="Address on which a Prometheus reads them: a port of this machine, or HOST:PORT.",
+        typer.Option(help="Address where a Prometheus scrapes them: a port of this machine, or HOST:PORT.",
                      metavar="ADDRESS"),
     ] = None,
     delay: Annotated[
-        float, typer.Option(help="Seconds after a slot of five minutes until its samples are there.")
+        float, typer.Option(help="Seconds to wait after a slot of five minutes for its samples.")
     ] = 60.0,
     keep: Annotated[
-        float | None, typer.Option(help="Days of the history that stay on the disk. Default: all.", metavar="DAYS")
+        float | None, typer.Option(help="Days of the history to keep on disk. Default: all.", metavar="DAYS")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when the service knows all there is now.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when the service has all that there is now.")] = False,
     header_file: HeaderFile = None,
     token_file: TokenFile = None,
     ca: Authorities = None,
@@ -54,8 +54,8 @@ def feed(
 ) -> None:  # fmt: skip
     """Send a cluster's windows from a Prometheus to a running service as they end, and write its reservations by name.
 
-    The service is given the history first, so that its forecasts begin with it. Stopped and run again, it goes on
-    where the service is.
+    The service is given the history first, so that its forecasts begin with it. Stopped and run again, it continues
+    after the last window that the service has.
     """
     from reclaim.data.fetch.prometheus.client import Access
     from reclaim.serving.feed.job import FeedConfig

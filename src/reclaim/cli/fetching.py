@@ -21,9 +21,9 @@ def option(text: str, metavar: str | None = None, panel: str = _PANEL) -> typer.
     return info
 
 
-HeaderFile = Annotated[Path | None, option("Lines `Name: value`, as a tenant's header.", "FILE")]
+HeaderFile = Annotated[Path | None, option("File of headers, lines `Name: value`, such as a tenant's.", "FILE")]
 TokenFile = Annotated[Path | None, option("Bearer token.", "FILE")]
-Authorities = Annotated[Path | None, option("Certificates that the server's may be signed by, PEM.", "FILE")]
+Authorities = Annotated[Path | None, option("CA certificates to check the server's by, PEM.", "FILE")]
 Certificate = Annotated[Path | None, option("Client certificate, PEM.", "FILE")]
 CertificateKey = Annotated[Path | None, option("Its key, PEM.", "FILE")]
 
@@ -53,7 +53,7 @@ def fetch(
                            rich_help_panel=_PANEL)
     ] = False,
     dialect: Annotated[
-        str | None, option("Names of metrics and labels: a TOML. Default: `kubernetes`.", "FILE")
+        str | None, option("TOML with the names of metrics and labels. Default: `kubernetes`.", "FILE")
     ] = None,
     transport: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Commands for registered models: promote one, copy one into a folder, look at the record of runs."""
+"""Commands for registered models: promote one, copy one into a folder, show the record of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Promote without a comparison; a rollback, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model `champion`, which is served, if it is not worse than the present one on validation rows."""
+    """Make a model `champion`, which is served, if it is not worse than the current one on validation rows."""
     promotion = promoted(datasets or [], model, force=force, as_json=as_json)
     print_result(results.of_promotion(promotion), as_json)
     end_if_refused(promotion)
@@ -64,7 +64,7 @@ def bundle(
 def mlflow(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65_535)] = 5000,
 ) -> None:
-    """Show the record of runs and models in a browser, on this machine alone, until stopped (Ctrl-C)."""
+    """Show the record of runs and models in a browser, on this machine only, until stopped (Ctrl-C)."""
     from reclaim.training.tracking.client import run_interface
 
-    run_interface(port, lambda: print_status(f"http://127.0.0.1:{port}/ answers in some seconds; Ctrl-C ends it"))
+    run_interface(port, lambda: print_status(f"http://127.0.0.1:{port}/ answers in a few seconds; Ctrl-C ends it"))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
 
 TOO_MANY = 3
-"""Exit code where more requests are to change than ``--fail-above``: 2 is a mistake of the caller."""
+"""Exit code where more requests are to change than ``--fail-above``; 2 means a mistake of the caller."""
 
 
 def recommend(
@@ -55,7 +55,7 @@ def recommend(
     fail_above: Annotated[
         int | None, typer.Option(min=0, help="Exit with 3 if more workloads than this are to change.", metavar="N")
     ] = None,
-    anonymise: Annotated[bool, typer.Option("--anonymise", help="Numbers for names, to share the files.")] = False,
+    anonymise: Annotated[bool, typer.Option("--anonymise", help="Names become numbers, to share the files.")] = False,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -142,7 +142,7 @@ def _check_patches(dataset: Path, folder: Path | None, containers: str | None, *
 
     if folder is None:
         if containers is not None:
-            raise ConfigError("--patch-containers: without effect, patches are written by --patches DIR alone")
+            raise ConfigError("--patch-containers has no effect without --patches DIR, which writes the patches")
         return
     from reclaim.data.dataset import Dataset
     from reclaim.replay.experiments.recommend.names import is_anonymous, is_kubernetes

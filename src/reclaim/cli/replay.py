@@ -72,7 +72,7 @@ def _add(name: str, does: str, *examples: str) -> None:
 
 
 def load_bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
-    """Return name → model of the references; of the champion if there are none, or the built-in one before it."""
+    """Return name → model of the references; without any, the champion, or the built-in model until there is one."""
     from reclaim.data.errors import ConfigError
     from reclaim.replay.runs.run import by_name
     from reclaim.training.bundle import load_model

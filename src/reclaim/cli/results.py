@@ -85,12 +85,12 @@ def of_history(report: HistoryReport, out: Path) -> Result:
 
 
 def _of_namespace(report: HistoryReport) -> list[str]:
-    """Return why nothing of kube-state-metrics may be there, where namespaces were asked for."""
+    """Return why metrics of kube-state-metrics may be missing, where namespaces were asked for."""
     if report.namespace is None or _LISTING not in report.missing:
         return []
     return [
-        f"no {_LISTING} by the label namespace: where kube-state-metrics is scraped without honor_labels, that is its "
-        "own, so leave --namespace out"
+        f"no {_LISTING} with these namespaces: without honor_labels, the label is the namespace of kube-state-metrics "
+        "itself; leave --namespace out"
     ]
 
 
@@ -197,7 +197,7 @@ def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Pat
     return {**asdict(report), "assignments": report.assignments()}, [
         f"{report.estimator}: validation loss {report.best_loss:.5f}{as_given}; {report.trials} trials, "
         f"{report.new} of them new, {report.pruned} stopped early; run {report.run_id}, {report.seconds:.0f} s",
-        *(f"less than the settings as given reclaim of validation rows at a budget: {less}" for less in report.less),
+        *(f"reclaims less of validation rows at a budget than the settings as given: {less}" for less in report.less),
         f"train   {command} {' '.join([*given, report.assignments()])}",
         f"or      {command} --config {out}",
     ]

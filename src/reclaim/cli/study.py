@@ -30,13 +30,13 @@ def tune(
         "best.toml"
     ),
     at_once: Annotated[
-        int, typer.Option(help="Trials chosen before their results are known, for several workers. It changes them.")
+        int, typer.Option(help="Trials chosen without each other's results, for several workers. Changes the trials.")
     ] = 1,
     config: TrainConfigFile = None,
     assignments: Assignments = None,
     workers: EngineWorkers = 0,
     engine: Annotated[
-        str, typer.Option(help="`local`: trials in turn; `processes` or `ray`: those at once.")
+        str, typer.Option(help="`local`: one trial after another; `processes` or `ray`: --at-once of them together.")
     ] = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def peaks(
     out: Annotated[Path, typer.Option(help="Parquet file to write.", metavar="FILE")],
     predictor: Annotated[
         list[str] | None,
-        typer.Option(help="Predictor; repeatable. Default: all; a wrong name lists them.", metavar="NAME"),
+        typer.Option(help="Predictor; repeatable. Default: all; an unknown name lists them.", metavar="NAME"),
     ] = None,
     no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Without the oracle, which uses the future.")] = False,
     workers: EngineWorkers = 0,

@@ -1,4 +1,4 @@
-"""Compiled code: what a command prepares numba with, and when cached code is made anew."""
+"""Compiled code: how a command prepares numba, and when cached code is compiled again."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_the_number_of_shards_is_found_in_few_requests(n: int) -> None:
 
 
 def test_a_server_that_says_that_every_shard_is_there_is_not_asked_for_ever() -> None:
-    with pytest.raises(TraceError, match=r"says that shard .* of a table is there, too; check --base-url"):
+    with pytest.raises(TraceError, match=r"says that shard .* of a table exists, too; check --base-url"):
         first_missing(lambda _: True)
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_the_published_one_is_refused(tmp_path: Path, mirror:
 
 def test_a_malformed_list_of_checksums_is_refused(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["SHA256SUM"] = b"<html>Sign in</html>\n"
-    with pytest.raises(TraceError, match="SHA256SUM line 1: not of a sha256sum list"):
+    with pytest.raises(TraceError, match="SHA256SUM line 1: not a line of a sha256sum list"):
         v2(mirror, tmp_path / "o")
 
 

@@ -360,7 +360,7 @@ def test_usage_after_a_second_creation_is_by_the_size_and_on_the_machine_then_in
     grown = "40000,Create,8,9,8,0.5,0.125,0|1|2|3"
     usage = [USED, USED.replace("39600", "39900"), USED.replace("39600", "40200")]
     rows = contents(take(tmp_path / "trace", {"container_event": [CREATED, grown], "container_usage": usage}))["usage"]
-    assert [row["cpu_limit"] for row in rows] == [4.0, 8.0, 8.0]  # created anew inside the second window
+    assert [row["cpu_limit"] for row in rows] == [4.0, 8.0, 8.0]  # created again inside the second window
     assert [row["cpu_mean"] for row in rows] == [0.5, 1.0, 1.0]
     assert [row["memory_mean"] for row in rows] == [0.125, 0.25, 0.25]
     assert [row["scheduled_us"] for row in rows] == [0, 40_000_000_000, 40_000_000_000]
@@ -461,7 +461,11 @@ def test_without_schema_csv_the_error_names_it_and_the_remedy(tmp_path: Path) ->
             "server_event lacks columns normalized disk space",
         ),
         ("batch_task.csv,6, status", "batch_task.csv,7, status", "batch_task: field numbers must be 1 to 8, each once"),
-        ("batch_task.csv,6, status", "batch_task.csv,6, status\nbatch_task.csv,6, status", "status stands more than"),
+        (
+            "batch_task.csv,6, status",
+            "batch_task.csv,6, status\nbatch_task.csv,6, status",
+            "status appears more than once",
+        ),
         (
             "server_event.csv,1, t",
             "rack_event.csv,1, t",

@@ -16,7 +16,7 @@ from tests.data.traces.mapped import MAPPING, SAME, config, given_mapping
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SAME, "machines without a file are those of the windows: name their column by 'machine'"),
+        (SAME, "machines without a file are those of the windows: name their column with 'machine'"),
         ('file = "a.csv"', "machines.machine must name the column of machines.file"),
         (
             'file = "../a.csv"\nmachine = "m"',
@@ -108,9 +108,7 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
     with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, iso, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
-    with pytest.raises(
-        ConfigError, match="no such file, and shipped are only azure, azure-csv, bitbrains, bitbrains-csv"
-    ):
+    with pytest.raises(ConfigError, match="no such file; shipped are azure, azure-csv, bitbrains, bitbrains-csv"):
         load_mapping(tmp_path / "none.toml")
 
 

@@ -339,10 +339,10 @@ def test_memory_of_other_code_is_refused(history: History, monkeypatch: pytest.M
     memory = saved(state)
     with monkeypatch.context() as other_code:
         other_code.setattr(live, "PIPELINE_VERSION", "another")
-        with pytest.raises(ConfigError, match=r"cannot go on in tolerant features.*another"):
+        with pytest.raises(ConfigError, match=r"tolerant features.*another.* cannot continue it"):
             TolerantState(CELL, BOUND_S).recall(memory)
     with_others = str(memory["made_by"]).replace("related=False", "related=True")  # features that have gone
-    with pytest.raises(ConfigError, match=r"related=True.* cannot go on in .*related=False"):
+    with pytest.raises(ConfigError, match=r"related=True.*, and .*related=False.* cannot continue it"):
         state.recall(memory | {"made_by": np.array(with_others)})
     with pytest.raises(ConfigError, match="something unknown"):
         state.recall({})

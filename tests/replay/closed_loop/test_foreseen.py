@@ -109,7 +109,7 @@ def test_runs_from_before_are_foreseen_by_the_margin_of_the_first_slot() -> None
 
 
 def test_production_preempts_what_is_foreseen_until_it_fits() -> None:
-    # of 0.2 + 0.3 + 0.4 for the three; 0.5 fits beside the last two only without the 0.4, of the lowest rank
+    # of 0.2 + 0.3 + 0.4 for the three; 0.5 fits next to the last two only without the 0.4, of the lowest rank
     low = [Task([(0.01, 0.01)] * 9, (0.6, 0.6), rank=r, carried=True) for r in (2, 1, 0)]
     asking = Task([(0.01, 0.01)] * 4, (0.5, 0.5), at=1.5, band=PRODUCTION, rank=9)
     outcome = run_together(*low, asking, means=[0.2, 0.3, 0.4, 0.1])
@@ -182,7 +182,7 @@ def test_tasks_without_a_forecast_are_placed_as_by_the_sum_of_what_they_hold(cel
 
 
 def test_best_effort_work_gives_way_before_the_memory_runs_out() -> None:
-    # at slot 2 the memory reserved for the first grows to 0.9, beside 0.3; it uses that much at slot 3
+    # at slot 2 the memory reserved for the first grows to 0.9, next to 0.3; it uses that much at slot 3
     held = [(0.2, 0.2), (0.2, 0.2), (0.2, 0.9), (0.2, 0.9)]
     first = Task([(0.1, 0.1)] * 3 + [(0.1, 0.9)], (0.95, 0.95), rank=1, band=PRODUCTION, carried=True, reserved=held)
     second = Task([(0.1, 0.3)] * 5, (0.3, 0.3), carried=True)

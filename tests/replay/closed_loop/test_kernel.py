@@ -108,7 +108,7 @@ def test_a_service_that_starts_after_another_collection_misses_what_it_waited_an
 
 def test_one_that_waits_preempts_as_soon_as_that_makes_room_for_it() -> None:
     outcome = run(task(0.5, 2, rank=5), long(0.5, rank=0), long(0.8, rank=2, at=0.5), slots=4)
-    # 0.5 + 0.8 do not fit beside rank 5, whatever becomes of rank 0; from tick 2 on 0.8 fits in place of it
+    # 0.5 + 0.8 do not fit next to rank 5, whatever happens to rank 0; from tick 2 on 0.8 fits in place of it
     assert placed(outcome) == [0, 0, 2]
     assert killed(outcome) == [(1, "preempted")]
 
@@ -146,7 +146,7 @@ def test_production_that_failed_does_not_keep_what_may_use_reclaimed_resources_f
         long(0.3, at=0.5, band=PRODUCTION, rank=4), long(0.3, at=0.5),
         slots=4,
     )  # fmt: skip
-    # production's limits would be 0.8 + 0.3; the last one fits beside the reservation of 0.1
+    # production's limits would be 0.8 + 0.3; the last one fits next to the reservation of 0.1
     assert placed(outcome) == [0, 0, -1, 2]
 
 

@@ -178,5 +178,5 @@ def test_over_time_bins_are_shares_of_the_capacity_and_kills_add_up(outcome: Out
     early = 3 * (0.25 + 0.25 + 0.1 + 0.1 + 0.1) + 2 * 1.0 + 2 * 0.1 + 0.2
     assert found["use_cpu"][0] == pytest.approx(early / (3 * 6))
     assert found["in_reclaimed_memory"] == pytest.approx([3 * 0.7 / (3 * 5), 0, 0])
-    # waiting when a slot has been tried: 0 nobody, 1 v, 2 q; 3 a c d q s, 4 c d f q s, 5 a c d q; 6 c d q, 7 a c d
+    # waiting when a slot has been tried: 0 none, 1 v, 2 q; 3 a c d q s, 4 c d f q s, 5 a c d q; 6 c d q, 7 a c d
     assert found["waiting"] == pytest.approx([2 / 3, 14 / 3, 3])

@@ -36,7 +36,7 @@ def test_a_reservation_follows_a_limit_that_falls_below_it() -> None:
 
 def test_memory_used_above_the_limit_is_reserved_and_cpu_is_not() -> None:
     above = Task([(0.7, 0.7)] * 4, (0.5, 0.5), reserved=(0.2, 0.2), carried=True)
-    for memory, placed in ((0.3, 0), (0.4, -1)):  # beside the 0.7 that it uses, rather than the 0.5 of its limit
+    for memory, placed in ((0.3, 0), (0.4, -1)):  # next to the 0.7 that it uses, rather than the 0.5 of its limit
         outcome = run(above, Task([(0.1, 0.1)] * 4, (0.5, memory)), slots=3)
         assert outcome.runs["first_placed_us"].tolist() == [0, placed]
         assert outcome.ticks["reserved"][0] == pytest.approx(
@@ -81,7 +81,7 @@ def test_a_run_from_before_that_was_stopped_asks_for_its_limit_and_no_longer_for
         Task([(0.1, 0.1)] * 2, (0.7, 0.7), at=0.8),
         on=away, slots=5,
     )  # fmt: skip
-    # 0.2 beside 0.7 would fit at tick 1; the other one ends at 2.8
+    # 0.2 next to 0.7 would fit at tick 1; the other one ends at 2.8
     assert outcome.runs["placed_us"].tolist() == [3 * SLOT_US, 0.8 * SLOT_US]
 
 

@@ -58,7 +58,7 @@ def test_a_report_ranks_who_gets_there_and_holds_the_learned_against_the_best_of
     assert strict["ours"]["ahead"]["of"] == "good"
     assert strict["ours"]["ahead"]["value"] == pytest.approx(0.1)
     assert "ahead" not in strict["good"]
-    assert strict["ours"]["lead"] == strict["ours"]["ahead"]  # the first stands against the next, whoever that is
+    assert strict["ours"]["lead"] == strict["ours"]["ahead"]  # the first is compared with the next, whichever that is
     assert not any("lead" in strict[name] for name in ("good", "never"))
     assert report_curves(curves, units(), [])["ours"]["at"][0]["lead"]["of"] == "good"
 

@@ -111,7 +111,7 @@ def test_a_task_is_cold_until_it_has_been_there_long_enough_in_a_row() -> None:
     assert peak(stays, TaskMaximum(warm_up=3)) == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1])
     assert peak(stays, TaskMaximum(warm_up=1)) == peak(stays, TaskMaximum(warm_up=2))  # not in its first
     other = series(2, [0.0] * 6, limit=0.0)
-    # missing at 3, it begins anew at 4
+    # missing at 3, it starts again at 4
     assert peak([*(stays[:3] + stays[4:]), *other], TaskMaximum(warm_up=2)) == pytest.approx([1, 0.1, 0.1, 0, 1, 0.1])
     # a time at which the machine says nothing is no time at which the task is missing
     assert peak(stays[:3] + stays[4:], TaskMaximum(warm_up=2)) == pytest.approx([1, 0.1, 0.1, 0.1, 0.1])

@@ -106,7 +106,7 @@ def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(regis
     registry.champion = None
     first = promote([], "reclaim/3")
     assert (first.moved, first.before, first.why) == (True, None, "the first one to be served")
-    for force in (False, True):  # nothing is forced upon itself
+    for force in (False, True):  # a model is never promoted over itself
         again = promote([], "reclaim/3", force=force)
         assert (again.moved, again.refused, again.why) == (False, False, "served already")
     with pytest.raises(ConfigError, match="name the dataset whose validation rows reclaim/2 is judged on; --force"):

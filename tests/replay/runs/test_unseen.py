@@ -68,7 +68,7 @@ def test_a_forecaster_that_learned_from_nothing_that_margins_are_set_on_answers_
     assert judged(learned(facts | {SEEN: sample_windows(features)}), features).learned_until_us == begins_us
 
 
-def test_a_model_of_which_it_cannot_be_told_what_it_learned_from_is_named(
+def test_a_model_is_named_if_it_is_unknown_what_it_learned_from(
     features: FeatureSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     facts = facts_of(features, fingerprint="another")

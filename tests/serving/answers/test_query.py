@@ -30,7 +30,7 @@ def url(make_app: Any, at_url: Any) -> Iterator[str]:
 
 
 def pages(tracker: Any, **asked: Any) -> list[Page]:
-    """Return the pages that a caller gets who asks for the next one until there is none, and gives up after nine."""
+    """Return the pages that a caller gets who asks for the next one until there is none, nine at most."""
     found = [page_of(CellQuery(**asked), tracker, None, whole=False)]
     while (after := found[-1].following) is not None and len(found) < 9:
         found.append(page_of(CellQuery(**asked, after=after), tracker, None, whole=False))
@@ -126,7 +126,7 @@ def test_the_budget_of_a_tier_is_compared_with_the_violations_of_its_tasks(
     baseline, _, aggressive = range(len(MARGIN_NAMES))
     assert margins == {**dict.fromkeys(TIER_LABELS, aggressive), "prod": baseline}
     with pytest.raises(
-        RequestError, match=r"budgets\.prod: no margin kept to a budget of 0\.002 among .* prod.*baseline 0\.003"
+        RequestError, match=r"budgets\.prod: no margin kept a budget of 0\.002 among .* prod.*baseline 0\.003"
     ):
         margins_of(CellQuery(budgets={"prod": 0.002, "free": 0.002}), scorer, "medium")
 

@@ -208,7 +208,7 @@ def test_windows_taken_while_this_machines_time_was_ahead_are_named_once_it_is_s
     assert memory.clock.problem is None
     memory.now_us -= 24 * HOUR * W
     assert memory.send(range(10), 10) == {OUTCOMES.index("too_late")}
-    assert "ends 86,400 s after this machine's time, which was set back since" in str(memory.clock.problem)
+    assert "ends 86,400 s after this machine's time, which was set back: until then" in str(memory.clock.problem)
     assert memory.tracker.clock_us == memory.now_us  # callers see no time that has not come
     memory.now_us += 24 * HOUR * W
     assert memory.clock.problem is None

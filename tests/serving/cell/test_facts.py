@@ -87,7 +87,7 @@ def test_the_first_owner_and_name_of_a_task_stay_told_in_one_call_or_in_two(memo
     memory.tell(fact_rows({"task": 1, "user": "eve", "logical_name": "x"}))
     one, other = facts_of(memory), facts_of(memory, 2)
     assert (one["user"], one["name"]) == (other["user"], other["name"])
-    assert min(one["user"], one["name"]) >= 0  # known: -1 is nobody's
+    assert min(one["user"], one["name"]) >= 0  # known: -1 means unknown
 
 
 def test_facts_with_the_number_zero_are_stored_as_any_other(memory: Memory) -> None:

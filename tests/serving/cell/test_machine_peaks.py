@@ -281,7 +281,7 @@ def test_tasks_that_end_leave_no_demand_to_the_next_in_their_slot(bundle: Bundle
 @pytest.mark.parametrize("follow", [True, False])
 def test_tasks_inside_an_alloc_instance_are_no_part_of_what_a_machine_demands(bundle: Bundle, follow: bool) -> None:
     memory = steady(bundle, SETTINGS.model_copy(update={"follow": follow}))
-    for at in range(20):  # 0.2 is reserved for the first; machine 8 has none beside, and 9 is not seen to the end
+    for at in range(20):  # 0.2 is reserved for the first; machine 8 has no other, and 9 is not seen to the end
         inside = [one_task(at, 0.9, task=2, in_alloc=True), one_task(at, 0.9, task=3, machine_id=8, in_alloc=True)]
         last = one_task(at, task=4, machine_id=9, in_alloc=at > 13)
         memory.write(windows_of(one_task(at), last))

@@ -352,7 +352,7 @@ def test_a_budget_selects_the_margin_within_it_that_reclaims_most(bundle: Bundle
     assert chosen(margin="baseline", budgets={"mid": 0.05, "mon": 0.004}) == [
         "baseline", "baseline", "baseline", "aggressive", "baseline", "medium",
     ]  # fmt: skip
-    with pytest.raises(RequestError, match=r"budgets\.mid: no margin kept to a budget of 0\.0001"):
+    with pytest.raises(RequestError, match=r"budgets\.mid: no margin kept a budget of 0\.0001"):
         chosen(budgets={"mid": 1e-4})
     with pytest.raises(RequestError, match=r"give a margin or a budget, not both"):
         chosen(margin="baseline", budget=0.5)

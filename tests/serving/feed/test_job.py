@@ -254,7 +254,7 @@ def test_a_fold_that_cannot_be_used_costs_a_second_folding(damage: str, history:
     assert again is not None
     assert again.slots == 1
     assert known(service) == before
-    assert ("all of the history is folded again" in said[0]) == (damage != "of what the service has not")
+    assert ("the whole history is folded again" in said[0]) == (damage != "of what the service has not")
 
 
 def test_a_history_keeps_its_last_days_and_a_service_that_lost_all_is_sent_those(
@@ -359,8 +359,8 @@ def test_a_service_that_lost_what_it_was_sent_is_sent_all_of_it_again(
         with monkeypatch.context() as patch:
             patch.setattr(Client, "cell_table", moved)
             run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S), said=said)
-        lost = [line for line in said if "has lost what it was sent until" in line]
-        assert [line.split("; ")[-1] for line in lost] == ["beginning again with the history in 30 s"]
+        lost = [line for line in said if "has lost what was sent to it until" in line]
+        assert [line.split("; ")[-1] for line in lost] == ["starting again from the history in 30 s"]
         with make_app() as (app, _), at_url(app) as url:
             run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
             assert known(fresh) == known(url)

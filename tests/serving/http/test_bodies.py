@@ -36,7 +36,7 @@ TABLE: Final = {"accept": MEDIA_TYPE}
 SLOT_US: Final = 300_000_000
 WELL: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 COLLECTIONS: Final = itertools.count(10, 10)
-"""Each example has tasks of its own, which nothing was told of before."""
+"""Each example has tasks of its own, which no earlier request named."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ Execve = tuple[str, list[str], dict[str, str]]
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Execve]]:
-    """Give the commands that the process would have begun anew with; it looks for garbage again afterwards."""
+    """Give the commands that the process would have restarted itself with; garbage is collected again afterwards."""
     calls: list[Execve] = []
     monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "reclaim", "serve"])

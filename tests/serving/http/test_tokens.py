@@ -92,7 +92,7 @@ def test_a_token_of_readers_without_one_of_writers_is_refused(tmp_path: Path) ->
     reads = tmp_path / "reads"
     reads.write_bytes(b"a-token-of-readers")
     settings = FakeService(read_token_file=reads).settings
-    with pytest.raises(ConfigError, match=r"without --token-file anybody may write"):
+    with pytest.raises(ConfigError, match=r"without --token-file every caller may write"):
         Tokens(settings)
 
 

@@ -57,7 +57,7 @@ def test_files_that_changed_are_not_used(tmp_path: Path, caplog: pytest.LogCaptu
         file.write("V")
     assert [entry.version for entry, _ in cache.versions_for(ALIAS)] == ["1"]
     assert "the files of reclaim version 2 are damaged" in caplog.text
-    cache.add(_model(tmp_path / "again", "2"))  # its like is copied anew
+    cache.add(_model(tmp_path / "again", "2"))  # an equal one is copied again
     assert [entry.version for entry, _ in cache.versions_for(ALIAS)] == ["2", "1"]
 
 

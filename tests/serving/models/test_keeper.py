@@ -237,7 +237,7 @@ def test_damaged_files_are_refused(registry: Registry, file: str, content: bytes
     assert why in refused.why
 
 
-def test_a_check_that_fails_in_a_way_nobody_foresaw_is_not_the_last(
+def test_a_check_that_fails_in_a_way_no_code_expects_is_not_the_last(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper = registry.serving(2)

@@ -87,7 +87,7 @@ def test_one_answer_of_a_task_is_waited_for_at_a_time() -> None:
         live.observe(SLOT_0, _windows((end_s - 300, 0.1, 0.1)))
         live.settle(end_s * S)
         _answer(live, end_s, [[0.5, 0.5], [0.5, 0.5]])
-    # taken at 600, counted at 1500 and taken anew, counted at 2400 and taken anew, counted at 3300
+    # taken at 600, counted at 1500 and taken again, counted at 2400 and taken again, counted at 3300
     assert live.numbers().judged.sum(axis=0).tolist() == [3, 3]
 
 
@@ -279,7 +279,7 @@ def test_a_failure_long_after_the_last_window_is_no_oom() -> None:
 def test_judged_as_training_defines_its_targets(history: History) -> None:
     windows = replace(history.windows, usage=history.windows.usage.copy())
     starts = windows.task_starts()
-    # beside the drawn histories: each task fails right after its last window, some with their memory at the limit
+    # besides the drawn histories: each task fails right after its last window, some with their memory at the limit
     last = starts[1:] - 1
     windows.usage[last[::2], MEMORY_MAX] = windows.limit[last[::2], 1]
     events = pa.table(

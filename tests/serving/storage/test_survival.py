@@ -44,7 +44,7 @@ def test_a_server_killed_under_load_keeps_acknowledged_windows_and_answers_like_
     found = survive(cell, bundle, server, kills=2, while_starting=1, longest_s=0.5, pause_s=0.05)
     assert_nothing_is_lost(found, cell)
     assert (found.kills, found.kills_while_starting) == (2, 1)
-    assert found.refused >= found.kills  # or it was killed while nobody asked
+    assert found.refused >= found.kills  # or it was killed while no request was open
 
 
 def test_a_cell_that_begins_next_to_a_state_of_another_format_survives_kills_and_leaves_that_as_it_is(
@@ -71,7 +71,7 @@ def test_a_server_stopped_under_load_loses_nothing(cell: Cell, bundle: Bundle, s
 
 @pytest.fixture(scope="module")
 def told_state(cell: Cell, bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the state of a server that was told of some slots, then killed."""
+    """Return the state of a server that was sent some slots, then killed."""
     with Server(bundle_folder, tmp_path_factory.mktemp("told")) as server:
         load = Load(Cell(cell.slots[:20], [[] for _ in range(20)]), server)
         load.open.set()

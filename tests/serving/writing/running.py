@@ -112,7 +112,7 @@ class Service:
 
 
 def in_parts_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let large writes be taken so, whoever else writes."""
+    """Let large writes be taken so, whatever else is written."""
     monkeypatch.setattr(writer, "_CHUNK_ROWS", rows)
     monkeypatch.setattr(writer, "_SMALL_CHUNK_ROWS", rows)
 

@@ -220,4 +220,4 @@ def test_an_old_file_that_cannot_be_deleted_is_reported_and_what_was_written_cou
     recorder.take(windows_of({"at": 3 * 288}))
     assert recorder.close()
     assert counts == {"written": 1, "dropped": 0}
-    assert f"{old} is older than what is to be kept, and stays" in caplog.text
+    assert f"{old} should be deleted by its age, and stays" in caplog.text

@@ -54,7 +54,7 @@ def test_a_state_of_another_release_is_not_answered_from(
     assert "start afresh with another --state folder" in other.writer.state
     error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
     assert "start afresh" in error.body.error.message
-    other.writer.promote(scorer)  # nobody is answered, and nobody waits
+    other.writer.promote(scorer)  # no caller is answered, and none waits
 
 
 def test_a_state_goes_on_in_a_cell_that_is_described_otherwise(start: Callable[..., Service]) -> None:
@@ -85,8 +85,8 @@ def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -
     assert told.columns.keys() == facts.columns.keys()
     for name, column in facts.columns.items():
         assert_same_bits(told.columns[name], column, name)
-    nobody = log_records.read_facts(memoryview(log_records.write_facts(fact_rows(estimation={1: True}))))
-    assert (len(nobody.row), nobody.estimation) == (0, {1: True})
+    no_task = log_records.read_facts(memoryview(log_records.write_facts(fact_rows(estimation={1: True}))))
+    assert (len(no_task.row), no_task.estimation) == (0, {1: True})
 
 
 def window(task: int, at: int, cpu: float, told: dict[str, Any]) -> Json:

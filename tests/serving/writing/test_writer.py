@@ -129,7 +129,7 @@ def test_small_writes_that_wait_share_a_record_and_keep_their_order_with_facts(
         assert not any(done.done() for done in (*first, facts, *second))
     answers = [done.result(PATIENCE_S) for done in (*first, facts, *second)]
     assert told == [("windows", 12), ("facts", 1), ("windows", 1)]
-    assert [a.taken for a in answers] == [1] * 13 + [1, 0]  # the second is told the same
+    assert [a.taken for a in answers] == [1] * 13 + [1, 0]  # the second gets the same answer
     assert [a.repeated for a in answers] == [0] * 13 + [1, 2]
 
 
@@ -433,7 +433,7 @@ def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes
     assert_same(told_by(service.tracker, SETTINGS), before)
     service.writer.shadow(bad)
     assert service.told({"task": 1, "at": 1}).taken == 1
-    service.writer._watch.shown()  # of all that was told before
+    service.writer._watch.shown()  # of all that was sent before
     assert "not of these tasks" in str(service.writer._watch.shadow_problem)
     assert service.told({"task": 1, "at": 2}).taken == 1
 

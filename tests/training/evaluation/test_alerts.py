@@ -22,7 +22,7 @@ HOUR_S = 3_600
 
 
 def rows_of(minutes: list[int], probability: list[float], label: list[int], task: list[int] | None = None) -> AlertRows:
-    """Return five-minute rows that end at the given minutes, of one task unless told."""
+    """Return five-minute rows that end at the given minutes, by default of one task."""
     n = len(minutes)
     end_us = np.array(minutes) * MINUTE
     group = np.zeros(n, np.int64)

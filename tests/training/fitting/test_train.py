@@ -592,7 +592,7 @@ def test_of_two_processes_at_the_same_training_the_second_is_refused(
 
     def with_another(*args: Any) -> dict[str, float]:
         if not seen:
-            with pytest.raises(ConfigError, match="another process is at this training") as refused:
+            with pytest.raises(ConfigError, match="another process is running this training") as refused:
                 run_training(place / "dataset", config)
             seen.append(str(refused.value))
         return one_epoch(*args)

@@ -348,7 +348,7 @@ def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
 
     monkeypatch.setattr(tuning, "objective_of", diverges)
     config = replace(TREES, seed=6)
-    with pytest.raises(ModelError, match="none of 1 trials could be carried through"):
+    with pytest.raises(ModelError, match="none of 1 trials could be completed"):
         tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
     assert not (tmp_path / "best.toml").exists()
     report = tune([dataset], config, trials=2, config_file=tmp_path / "best.toml")
@@ -462,7 +462,7 @@ def test_two_processes_do_not_search_the_same_at_once(dataset: Path, tmp_path: P
     report = tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
     with (
         locked(Path(report.trials_file).with_suffix(".lock"), ConfigError()),
-        pytest.raises(ConfigError, match="another process is at this search"),
+        pytest.raises(ConfigError, match="another process is running this search"),
     ):
         tune([dataset], config, trials=2, config_file=tmp_path / "best.toml")
     with pytest.raises(ConfigError, match="trials must be at least 1, got 0"):

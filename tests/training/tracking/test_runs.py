@@ -363,7 +363,7 @@ def test_the_commit_is_that_of_the_code_and_not_of_the_folder_that_one_stands_in
     git("commit", "-q", "-m", "one")
     commit = git("rev-parse", "HEAD").strip()
     assert tracking.git_commit(code) == commit
-    other.touch()  # installed inside of somebody's repository
+    other.touch()  # installed inside another repository
     assert tracking.git_commit(other) is None
     code.write_text("changed = True\n")
     assert tracking.git_commit(code) == f"{commit}+"

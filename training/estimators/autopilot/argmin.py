@@ -22,7 +22,8 @@ evenly spaced ones as fine as that at the lower end would be 200, and the state 
 _LEAST: Final = np.float32(1e-6)
 """Share of a window's time below which a bucket is taken to be empty."""
 _LANES: Final = 4
-"""Models that are folded side by side, each in its lane of a register: a constant, or the loops are not vectorised."""
+"""Number of models that are folded side by side, each in its lane of a register: must be a constant, or the loops are
+not vectorised."""
 
 _TASK: Final = np.dtype(
     [
@@ -37,18 +38,18 @@ _TASK: Final = np.dtype(
 
 
 class AutopilotMlEstimator(AutopilotEstimator):
-    """Of many simple models the one that would have cost least lately names the limit.
+    """Of many simple models, the one that would have cost least recently sets the limit.
 
     A model is a decay d_m and a margin M_m. With s[j] the share of the window in bucket j, it keeps, for each candidate
     limit L, the overrun o(L) <- (1-d_m) o(L) + d_m sum of s[j] above L, and the underrun u(L) likewise below; it picks
-    L' = argmin of w_o o(L) + w_u u(L) + w_dl [L differs from its last], and says L = L' + M_m. Its own cost is
+    L' = argmin of w_o o(L) + w_u u(L) + w_dl [L differs from its last], and recommends L = L' + M_m. Its own cost is
     c <- d (w_o o(L) + w_u u(L) + w_dl [L differs from its last]) + (1-d) c, and the model with the least
-    c + w_dm [differs from the last model] + w_dl [L differs from the last limit] has its way. Changes cost nothing to a
-    task that is new. Equal costs go to the smaller limit, and to the earlier model.
+    c + w_dm [differs from the last model] + w_dl [L differs from the last limit] decides. Changes cost nothing for a
+    new task. Equal costs go to the smaller limit, and to the earlier model.
 
     The formulas are the paper's, by published notes. Google does not publish the weights. The defaults of the weights,
     of ``rate`` and of ``margins`` are those of a student's re-implementation, and ``decays`` are three of its ten: none
-    of them is tuned, so nothing here speaks for or against Autopilot in production.
+    of them is tuned, so results here do not apply to Autopilot in production.
 
     Parameters
     ----------
@@ -162,7 +163,7 @@ def _put(gain: Any, b: int, decay: Any, share: float) -> None:
 def _scan(
     histogram: Any, keep: Any, gain: Any, below: Any, least: Any, picked: Any, w_o: float, w_u: float, change: float
 ) -> None:
-    """Let the window into the models of a block; find the sums below each bucket and the cheapest candidate so far.
+    """Add the window to the models of a block; find the sums below each bucket and the cheapest candidate so far.
 
     Lane by lane, bucket after bucket, so that what goes on from bucket to bucket stands ``_LANES`` apart. Costs are
     less w_o times the sum of all, which all candidates share, and each is taken for a change of the limit. Sums are
@@ -250,7 +251,7 @@ def _fold(
                     for lane in range(min(_LANES, len(limits) - number)):
                         total, lowest, picked = sums[width, lane], their_least[lane], low + their_pick[lane] // _LANES
                         changed = nothing
-                        if not first:  # to stay costs no change; outside all weight, too, it may be worth it
+                        if not first:  # staying costs no change; it may pay even outside all weight
                             previous = their_limit[lane]
                             at = previous - low
                             if 0 <= at < width:

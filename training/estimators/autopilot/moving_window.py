@@ -34,13 +34,13 @@ _HELD: Final = np.dtype([("end_us", "i8"), ("count", "i8")])
 class AutopilotEstimator(Estimator):
     """Autopilot's treatment of the answer of any of its recommenders: a margin, then the largest of the last hour.
 
-    Both are from memory of the paper, not verified. Statistics are of usage over the limit of the time, and
+    Both are recalled from the paper, not verified. Statistics are of usage over the limit of the time, and
     the answer is over the limit now; the margin applies after the largest is taken, which is the same.
 
     Parameters
     ----------
     margin : float
-        Share added; 0.10 to 0.15 in the paper by memory, less for large limits.
+        Share added; 0.10 to 0.15 in the paper as recalled, less for large limits.
     hold : int
         Windows whose largest recommendation counts; 12 are an hour.
     """
@@ -120,7 +120,7 @@ class AutopilotMeanEstimator(AutopilotEstimator):
         slot: Any,
         end_us: Any,
         signal: Any,
-        shape: Any,  # noqa: ARG002 - a mean is a mean
+        shape: Any,  # noqa: ARG002 - a mean needs no shape
         limit: Any,  # noqa: ARG002 - the signal is over it
         out: Any,
     ) -> None:
@@ -137,7 +137,7 @@ class AutopilotPercentileEstimator(AutopilotEstimator):
     Parameters
     ----------
     level : sequence of float, in percent, in the order ``schema.RESOURCES``
-        95 for CPU that serves and 98 for memory with a low tolerance of kills: both from memory of the paper, not
+        95 for CPU that serves and 98 for memory with a low tolerance of kills: both recalled from the paper, not
         verified.
     half_life_s : sequence of float, in the order ``schema.RESOURCES``
         12 h and 48 h, by published notes on the paper.

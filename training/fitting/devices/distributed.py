@@ -38,12 +38,12 @@ class Ranks:
 
     @classmethod
     def current(cls) -> Ranks:
-        """Return those that ``joined`` brought together, else this process alone."""
+        """Return the processes that ``joined`` brought together, else only this one."""
         together = dist.is_available() and dist.is_initialized()
         return cls(dist.get_rank(), dist.get_world_size()) if together else cls()
 
     def of_first(self, value: Value) -> Value:
-        """Return what the first rank has of a value, on every rank."""
+        """Return the first rank's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -65,7 +65,7 @@ class Ranks:
         )
 
     def shares(self, *values: Tensor, weight: Tensor | None = None) -> list[Tensor | float]:
-        """Return what averages over this rank's known rows are to be multiplied with, so that gradients are exact.
+        """Return the factors for averages over this rank's known rows that make gradients exact.
 
         A loss divides its sum over the rows of a batch by how many are known, and ranks know different numbers: the
         mean of their averages is not the average over all. Multiplied with ``size * known here / known on all ranks``,
@@ -135,7 +135,7 @@ def joined(device: torch.device, *, go: bool = True) -> Iterator[bool]:
     device : torch.device
         This process's own.
     go : bool
-        The first rank's word to the others, which is what every rank is given.
+        The first rank's decision, which every rank receives.
     """
     if _size() == 1:
         yield go

@@ -36,14 +36,14 @@ def fit_on_ray(fit: Callable[[Tell | None], Fitted], workers: int, *, device: st
     Parameters
     ----------
     fit : callable
-        Is sent to every worker and called in each, inside a process group of torch. What it is given is to be called
-        after each epoch; None in all workers but the first.
+        Is sent to every worker and called in each, inside a process group of torch. Its argument is to be called after
+        each epoch; None in all workers but the first.
     workers : int
         0: one for each GPU of the cluster, or for each core where the fit is on the CPU.
     device : str
         ``fit.device`` of the settings. ``auto`` is on GPUs where the cluster has one.
     epochs : int
-        The most of them, for the bar.
+        The largest number of epochs, for the bar.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _claimed(present: dict[str, float], workers: int, device: str) -> tuple[bool
 
 
 def _variables(nodes: list[dict[str, Any]], *, gpu: bool) -> dict[str, str]:
-    """Return what the environment of the workers must have: on one machine they talk over its loopback interface."""
+    """Return the environment variables of the workers: on one machine they talk over its loopback interface."""
     variables = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     if len({node["NodeManagerAddress"] for node in nodes if node["Alive"]}) == 1:
         variables |= dict.fromkeys(INTERFACES, loopback())
@@ -145,8 +145,8 @@ class _Attempts:
 def _loss_of(error: Any) -> str:
     """Return in a line how a worker was lost; raise the error of a fit where that was the reason.
 
-    When one worker is lost, the others fail for its silence, which may be all that is known by then: torch raises a
-    plain RuntimeError. One with another reason is therefore tried again, too, and named at the end.
+    When one worker is lost, the others fail because it is silent, and that may be all that is known: torch raises a
+    plain RuntimeError. A RuntimeError with another reason is therefore tried again, too, and named at the end.
     """
     failures = list(error.worker_failures.values())
     for failure in failures:

@@ -1,4 +1,4 @@
-"""Records a step of training on CUDA once and repeats it by one launch, as small networks wait for launches alone."""
+"""Records a step of training on CUDA once and repeats it by one launch, as small networks mostly wait for launches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def recorded_step(step: Step, optimizer: torch.optim.Optimizer, batch_size: int,
     for one in (step, lambda _: repeat()):
         kept.put_back()
         torch.manual_seed(0)  # both draw the same dropout
-        losses.append([float(one(positions)) for _ in range(2)])  # the second tells what the first did to the weights
+        losses.append([float(one(positions)) for _ in range(2)])  # the second shows the first's effect
     kept.put_back()
     if not all(math.isclose(a, b, rel_tol=_SAME) for a, b in zip(*losses, strict=True)):
         log.warning("steps are not recorded on %s: losses %s, recorded %s", device, *losses)

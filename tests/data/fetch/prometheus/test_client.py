@@ -25,7 +25,7 @@ def test_an_answer_with_warnings_is_a_failed_read() -> None:
     with (
         serving(lambda *_: answer) as (url, _),
         Client(Access(url)) as client,
-        pytest.raises(TraceError, match="answers in part: store b is down"),
+        pytest.raises(TraceError, match="answers only in part: store b is down"),
     ):
         client.json("/api/v1/query", {"query": "up"})
 
@@ -295,7 +295,7 @@ def test_an_answer_in_part_or_a_redirection_repeats_no_credential(tmp_path: Path
 def test_only_one_login_is_sent(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
     (tmp_path / "headers").write_text("Authorization: Basic abcd\n")
-    with pytest.raises(ConfigError, match=r"--token-file and Authorization of .*one login is sent"):
+    with pytest.raises(ConfigError, match=r"--token-file and Authorization of .*only one can be sent"):
         Client(Access("https://prometheus.example", tmp_path / "headers", tmp_path / "token"))
 
 
@@ -328,7 +328,7 @@ def test_samples_are_counted_as_they_are_decoded(monkeypatch: pytest.MonkeyPatch
 
 
 def test_plain_http_has_no_certificates(tmp_path: Path) -> None:
-    without = pytest.raises(ConfigError, match="without effect, plain HTTP has no certificates")
+    without = pytest.raises(ConfigError, match="has no effect, plain HTTP has no certificates")
     with without:
         Access("http://127.0.0.1:9090", ca=tmp_path)
     with without:

@@ -36,7 +36,7 @@ def test_a_server_that_answers_no_query_in_time_is_named(tmp_path: Path) -> None
 
 
 def test_a_server_that_is_no_prometheus_is_named(tmp_path: Path) -> None:
-    none = pytest.raises(ConfigError, match=r"no API of Prometheus there.*check --url")
+    none = pytest.raises(ConfigError, match=r"no Prometheus API there.*check --url")
     with serving(lambda *_: (200, {}, b"<html>login</html>")) as (url, _), none:
         fetch_history(HistoryConfig(Access(url), end="2026-11-02"), tmp_path / "out")
 
@@ -61,7 +61,7 @@ def test_an_answer_in_part_ends_a_fetch_and_keeps_the_pieces_before_it(
 
     with serving(respond) as (url, _):
         config = HistoryConfig(Access(url), days=1 / 6, end="2026-11-02", transport="query")
-        with pytest.raises(TraceError, match="answers in part: store b is down"):
+        with pytest.raises(TraceError, match="answers only in part: store b is down"):
             fetch_history(config, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "samples").iterdir()] == ["2026-11-01T20.parquet"]
 
@@ -174,7 +174,7 @@ def test_a_namespace_under_which_no_pod_is_listed_is_doubted(namespace: str | No
             Access(url), days=1 / 12, end="2026-11-02", transport="query", namespace=namespace, probe=True
         )
         lines = of_history(fetch_history(config, tmp_path / "out"), tmp_path / "out")[1]
-    assert any("so leave --namespace out" in line for line in lines) == said
+    assert any("leave --namespace out" in line for line in lines) == said
 
 
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ CAREFULLY = replace(USAGE, fields=())
 LAYOUT = Layout.of(staged_schema(google_v3()))
 FIT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 HEADER = 200
-"""Lines whose keys are looked at: a key that nobody knows is an error there, and passed over later."""
+"""Lines whose keys are checked: an unknown key is an error in them, and ignored in later lines."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ GOOD = {"start_time": '"900000000"', "end_time": '"1200000000"', "collection_id"
 def a_line(draw: st.DrawFn) -> bytes:
     """Return one line, from good to hopeless, without a line's end."""
     fields = [(key, value) for key, value in GOOD.items() if draw(st.integers(0, 15))]
-    for _ in range(draw(st.integers(0, 2))):  # other values, in place of the good ones or beside them
+    for _ in range(draw(st.integers(0, 2))):  # other values, in place of the good ones or next to them
         key = draw(st.sampled_from([*GOOD]))
         value = draw(KINDS.get(USAGE.columns[key], nested))
         if draw(st.integers(0, 7)):

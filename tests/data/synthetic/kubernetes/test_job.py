@@ -46,7 +46,7 @@ def test_the_same_options_give_the_same_bytes_and_others_do_not(history: Path, t
     (tmp_path / "mine" / "notes").write_text("x")
     with pytest.raises(ConfigError, match="something other than this history"):
         write_history(tmp_path / "mine", CONFIG)
-    with pytest.raises(ConfigError, match=r"--end: expected a time as 2026-11-02 .* got 'soon'"):
+    with pytest.raises(ConfigError, match=r"--end: expected a time such as 2026-11-02 .* got 'soon'"):
         SyntheticHistoryConfig(end="soon")
     with pytest.raises(ConfigError, match="days must be above 0"):
         SyntheticHistoryConfig(days=0)

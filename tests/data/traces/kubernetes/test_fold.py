@@ -90,7 +90,7 @@ def kills(series: Piece) -> list[float]:
 def test_a_kill_whose_state_a_scrape_sees_is_one_kill() -> None:
     """The state, the restart and its reason say the same end, in one piece or in two."""
     assert kills(one_kill(3593)) == [3593]  # seen at 3600, restarted at 3638
-    assert kills(one_kill(PIECE_S - 37)) == [PIECE_S - 30]  # the next piece has the restart, and the end was told
+    assert kills(one_kill(PIECE_S - 37)) == [PIECE_S - 30]  # the next piece has the restart, and the end was recorded
     assert kills(one_kill(PIECE_S - 7)) == [PIECE_S - 7]
     # without times of starts and ends
     for end_s, time_s in ((3593, 3660), (PIECE_S - 37, PIECE_S - 30)):

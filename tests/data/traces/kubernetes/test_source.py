@@ -226,5 +226,5 @@ def test_a_dialect_names_all_its_faults(text: str, faults: list[str]) -> None:
 
 
 def test_there_is_no_such_dialect() -> None:
-    with pytest.raises(ConfigError, match="no such file, and shipped are only kubernetes"):
+    with pytest.raises(ConfigError, match="no such file; shipped are kubernetes"):
         load_dialect("mesos")

@@ -48,13 +48,13 @@ def tasks(*limits: tuple[float, float], **changes: Sequence[Any]) -> TaskSet:
 
 
 def machines(*capacities: tuple[float, float], allowed: Sequence[Sequence[bool]] = ()) -> MachineSet:
-    """Make machines; every set is allowed everywhere unless told."""
+    """Make machines; by default every set is allowed everywhere."""
     every = np.array(allowed) if len(allowed) else np.ones((1, len(capacities)), np.bool_)
     return MachineSet(np.array(capacities), every)
 
 
 def placed(workload: TaskSet, onto: MachineSet, booked: Any = None, policy: str = "hybrid") -> list[int] | None:
-    """Return where tasks go, by their limits unless told what is booked."""
+    """Return where tasks go, by their limits unless another amount is booked."""
     reserved = workload.limit if booked is None else np.array(booked, np.float64)
     found = Packer(workload, reserved, policy).place(onto, len(onto))
     return None if found is None else found.tolist()

@@ -96,10 +96,10 @@ def test_tasks_are_held_to_the_answer_to_the_window_before_under_the_margin_whos
 
 def test_each_quarter_of_the_sequence_says_its_own_task_time(loop: dict[str, Any]) -> None:
     limit, borg, _ = loop["estimators"]
-    assert limit["runs"]["none"]["task_days"] == pytest.approx(30 * loop["length_hours"] / 24)  # nobody waits
+    assert limit["runs"]["none"]["task_days"] == pytest.approx(30 * loop["length_hours"] / 24)  # no task waits
     hours = [part["end_hours"] - part["start_hours"] for part in loop["segments"]]
     days = [week["task_days"] for week in borg["sequence"]]
-    assert days == pytest.approx([30 * h / 24 for h in hours], rel=0.01)  # but for a task that is placed anew
+    assert days == pytest.approx([30 * h / 24 for h in hours], rel=0.01)  # except for a task that is placed again
 
 
 def test_a_cell_run_in_several_orders_is_their_mean(

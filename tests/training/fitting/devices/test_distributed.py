@@ -49,9 +49,9 @@ from test_distributed import CONFIG, gradients, killed_after_the_first, rows
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 seeds, seed_with = [], torch.manual_seed
 with joined(torch.device("cpu"), go=rank != 0) as go:
-    assert not go, "the first rank's word counts"
+    assert not go, "the first rank decides"
 with joined(torch.device("cpu"), go=rank == 0) as go:
-    assert go, "the first rank's word counts"
+    assert go, "the first rank decides"
     assert Ranks.current() == Ranks(rank, 2)
     tensors = {f"gradient.{k}": v for k, v in gradients().items()}
     train, valid = rows(1025, 0), rows(20_000, 1)
@@ -109,7 +109,7 @@ def killed_after_the_first(train: Rows, valid: Rows, checkpoints: Path) -> None:
 
 
 def _torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run two ranks; again where gloo does not reach the other one by its first word, as happens on a busy machine."""
+    """Run two ranks; again if gloo fails to connect them at the first broadcast, as happens on a busy machine."""
     for _ in range(4):
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words],
