@@ -127,7 +127,8 @@ def run_training(
     later rows of one may be trained on in the other.
 
     Run again with the same settings on the same data, it finds the finished run and does nothing, unless the files of
-    that run or of its model are gone; killed anywhere and run again, it continues from the last epoch and ends the same.
+    that run or of its model are gone. Killed anywhere and run again, it continues from the last epoch, and ends the
+    same.
 
     Of the processes that torchrun starts, the first calls this and each other one ``assist_training``. On Ray this
     process alone calls it; workers fit, and everything else is done here.
