@@ -194,7 +194,7 @@ def feed(
 
 
 class AgainError(Exception):
-    """Loss of everything folded or sent so far: the feed starts again from the history."""
+    """The state folded and sent so far is lost: the feed starts again from the history."""
 
 
 def _send_history(
