@@ -141,18 +141,18 @@ def main() -> None:
     started = time.perf_counter()
     (source,) = open_sources([arguments.transfer or arguments.dataset])
     (origin,) = open_sources([arguments.dataset])
-    models = {NETWORK: _train(source, "network")}
+    models = {NETWORK: train_model(source, "network")}
     if arguments.transfer:
-        other = f"network of {_name(origin)}"
-        models[other] = _train(origin, "network")
+        other = f"network of {name_of(origin)}"
+        models[other] = train_model(origin, "network")
         pairs = [(NETWORK, BEST), (NETWORK, BORG), (other, BEST), (other, NETWORK)]
     else:
         pairs = [(NETWORK, BEST), (NETWORK, BORG)]
     if arguments.prior:
-        models[MIXED_IN] = _train(source, "network", arguments.prior)
+        models[MIXED_IN] = train_model(source, "network", arguments.prior)
         pairs += [(MIXED_IN, BEST), (MIXED_IN, NETWORK)]
     if arguments.trees:
-        models[TREES] = _train(source, "trees")
+        models[TREES] = train_model(source, "trees")
         network, trees = models[NETWORK], models[TREES].forecaster
         mix = Mix(network.forecaster, trees)
         models[MIX] = replace(network, forecaster=mix, held_out=network.held_out and Mix(network.held_out, trees))
@@ -171,13 +171,13 @@ def main() -> None:
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "versions": {name: version(name) for name in ("reclaim", "torch", "scikit-learn", "numpy", "numba")},
-        "dataset": _facts(source),
-        "trained_on": _facts(origin),
+        "dataset": facts_of(source),
+        "trained_on": facts_of(origin),
         "bootstrap": {**asdict(USUAL), "unit": "collection"},
         **_measure(source, models, pairs, horizons_s, arguments.rivals, seconds),
         "seconds": {name: round(s, 1) for name, s in seconds.items()} | {"all": round(time.perf_counter() - started)},
     }
-    name = f"{_name(origin)}-to-{_name(source)}" if arguments.transfer else _name(source)
+    name = f"{name_of(origin)}-to-{name_of(source)}" if arguments.transfer else name_of(source)
     out = arguments.out or Path(__file__).parent / "results" / f"bar-{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -187,13 +187,13 @@ def main() -> None:
         print(f"wrote {out}")
 
 
-def _name(source: Source) -> str:
+def name_of(source: Source) -> str:
     return str(source.dataset.manifest.get("name", source.name)).replace("_", "-")
 
 
-def _facts(source: Source) -> dict[str, Any]:
+def facts_of(source: Source) -> dict[str, Any]:
     return {
-        "name": _name(source),
+        "name": name_of(source),
         "nature": source.dataset.manifest.get("nature", "not stated"),
         "fingerprint": source.dataset.fingerprint,
         "features_fingerprint": source.features.fingerprint,
@@ -201,7 +201,7 @@ def _facts(source: Source) -> dict[str, Any]:
     }
 
 
-def _train(source: Source, estimator: str, prior: str = NO_PRIOR) -> Bundle:
+def train_model(source: Source, estimator: str, prior: str = NO_PRIOR) -> Bundle:
     """Return the model of a dataset, trained if it is not in the store."""
     report = run_training(source.dataset.path, TrainConfig(estimator=estimator, prior=prior))
     return load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
@@ -240,7 +240,7 @@ def _measure(
     found: Found = {"rows": [], "estimators": [], "differences": [], "ages": []}
     by_horizon = {}
     for horizon_s in horizons_s:
-        rows = _rows(fold(horizon_s=horizon_s, makers={})[0])
+        rows = rows_of(fold(horizon_s=horizon_s, makers={})[0])
         counts = [rows.known(r) for r in range(len(RESOURCES))]
         found["rows"] += [{"horizon_s": horizon_s, "resource": r} | c for r, c in zip(RESOURCES, counts, strict=True)]
         if any(c["measured"] for c in counts):
@@ -283,7 +283,7 @@ def _measure(
     return {"prices": prices, "settings": settings, **found}
 
 
-def _rows(history: History) -> Rows:
+def rows_of(history: History) -> Rows:
     outside = history.group != IN_ALLOC
     test = np.flatnonzero((history.period == TEST) & outside)
     collections, unit = np.unique(history.windows.collection_id[test], return_inverse=True)

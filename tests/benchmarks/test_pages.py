@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks import builtin, drift, machines
-from benchmarks.bar_tables import BEST, MIXED_IN, NETWORK
+from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
+from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, NOISE, WORSE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -124,3 +125,29 @@ def test_the_page_of_machines_counts_the_leads_that_are_kept() -> None:
     for (cells, horizon), (comparisons, ahead, behind) in counted.items():
         assert f"| {cells} | {horizon} | {comparisons} | {ahead} | {behind} |" in text
     assert f"reclaims {min(points):.1f} to {max(points):.1f} points" in text
+
+
+@pytest.mark.parametrize(
+    ("collections", "columns"),
+    [
+        ("all", ((BETTER, ALONE, NOISE, WORSE, EXCEEDS), (BETTER, NOISE, WORSE))),
+        ("unseen", ((BETTER, NOISE, WORSE), (BETTER, NOISE, WORSE))),
+    ],
+)
+def test_the_page_of_results_counts_the_verdicts_that_are_kept(
+    collections: str, columns: tuple[tuple[str, ...], ...]
+) -> None:
+    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
+    differences = [d for path in RESULTS.glob("bar-*.json") for d in kept(path.name)["differences"]]
+    for horizon_s, ahead in HOURS.items():
+        counts = []
+        for margin_set, verdicts in zip((ONLINE, HINDSIGHT), columns, strict=True):
+            found = [
+                d["verdict"]
+                for d in differences
+                if (d["horizon_s"], d["collections"], d["margin_set"]) == (horizon_s, collections, margin_set)
+                and (d["estimator"], d["against"]) == (NETWORK, BEST)
+            ]
+            assert set(found) <= set(verdicts)
+            counts += [found.count(verdict) for verdict in verdicts]
+        assert f"| {ahead} | {' | '.join(map(str, counts))} |" in lines
