@@ -188,10 +188,12 @@ def main() -> None:
 
 
 def name_of(source: Source) -> str:
+    """Return the name of a dataset in files and tables."""
     return str(source.dataset.manifest.get("name", source.name)).replace("_", "-")
 
 
 def facts_of(source: Source) -> dict[str, Any]:
+    """Return what tells a dataset from others, for a file of results."""
     return {
         "name": name_of(source),
         "nature": source.dataset.manifest.get("nature", "not stated"),
@@ -284,6 +286,7 @@ def _measure(
 
 
 def rows_of(history: History) -> Rows:
+    """Return the rows to judge and those to set margins on: of tasks outside alloc instances."""
     outside = history.group != IN_ALLOC
     test = np.flatnonzero((history.period == TEST) & outside)
     collections, unit = np.unique(history.windows.collection_id[test], return_inverse=True)

@@ -167,7 +167,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
     lines = [
-        "| dataset | resource | budget | counted by task-window | by limit | by limit, tasks weigh the same in the price |",
+        "| dataset | resource | budget | counted by task-window | by limit "
+        "| by limit, tasks weigh the same in the price |",
         "|---|---|--:|--:|--:|--:|",
     ]
     for name, of in results.items():
