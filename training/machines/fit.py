@@ -97,7 +97,8 @@ def fit_curve(
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
     The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
-    ``FEWEST`` snapshots, or with all of one half. With too few for the smallest budget the bound keeps its exponents.
+    ``FEWEST`` snapshots, or where those with a task that is foreseen are all of one half. With too few for the smallest
+    budget the bound keeps its exponents.
 
     Parameters
     ----------
@@ -120,7 +121,8 @@ def fit_curve(
     gains = [gain(bound) for bound in bounds]
     best = int(np.argmax(gains))
     best = best if gains[best] > gains[0] + _GAIN else 0
-    if len(rows) >= FEWEST and len(np.unique(rows.machine % 2)) == 2:
+    foreseen = rows.sums[:, T_LIMIT] > 0
+    if len(rows) >= FEWEST and len(np.unique(rows.machine[foreseen] % 2)) == 2:
         fitted = _cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped]))
         if gain(fitted) > gains[best] + (_PLACED_GAIN if placed else _GAIN):
             return fitted

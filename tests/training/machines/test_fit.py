@@ -238,3 +238,12 @@ def test_the_location_that_judges_a_half_has_seen_no_task_of_it() -> None:
 def test_of_machines_of_one_half_alone_nothing_is_fitted() -> None:
     rows = machines(16_000)
     assert fit_curve(rows.take(rows.machine % 2 == 0), BUDGETS).weights is None  # nothing else to judge it by
+
+
+@pytest.mark.parametrize("halves", [(0, 1), (1,)])
+def test_where_no_task_of_a_half_has_a_forecast_nothing_is_fitted(halves: tuple[int, ...]) -> None:
+    rows = machines(8_000)
+    unforeseen = np.isin(rows.machine % 2, halves)
+    rows.sums[unforeseen] = 0.0
+    rows.sums[unforeseen, T_HELD] = 10.0  # limits of memory that are known in the validation period alone, say
+    assert fit_curve(rows, BUDGETS).weights is None
