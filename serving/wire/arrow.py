@@ -195,7 +195,7 @@ def _vectors(array: pa.Array, length: int) -> NDArray[np.float32]:
     values = pc.list_flatten(kept).cast(pa.float32()).to_numpy(zero_copy_only=False)
     out[right] = values.reshape(-1, length)
     unknown = np.isnan(out)
-    out[unknown.any(axis=1) & ~unknown.all(axis=1), 0] = np.inf  # only some values are not a distribution
+    out[unknown.any(axis=1) & ~unknown.all(axis=1), 0] = np.inf  # some values alone are not a distribution
     return out
 
 

@@ -115,7 +115,7 @@ def parse_json(body: bytes) -> Any:
     except ValueError as error:
         reason = _short(str(error))
         raise RequestError(BAD_REQUEST, "malformed_json", f"the body is not valid JSON: {reason}") from error
-    if body.count(b":") != _colons(content) or b"\\u" in body:  # no parser reports repeated fields
+    if body.count(b":") != _colons(content) or b"\\u" in body:  # one per field; no parser reports a repeated one
         _refuse_twins(body)
     return content
 
