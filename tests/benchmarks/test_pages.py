@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin, drift, machines
+from benchmarks import builtin, by_limit, drift, machines
 from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, NOISE, WORSE
 
@@ -52,6 +52,7 @@ def rows(lines: Iterable[str]) -> set[tuple[str, ...]]:
         ("docs/results", "Against Borg's estimator", lambda: of_bar(3_600)),
         ("docs/results", "Drift", lambda: of_bar(3_600)),
         ("docs/results", "A day ahead", lambda: of_bar(86_400)),
+        ("docs/results", "By limit", lambda: by_limit.table(kept("by-limit.json"))),
         (
             "benchmarks/results/machines",
             "Machines: what is reclaimed, set by set",
