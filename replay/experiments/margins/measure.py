@@ -269,7 +269,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=16,
+    version=17,
     config=MarginsConfig,
     measure=measure,
     page=page,
