@@ -42,7 +42,7 @@ LIMIT: Final = "limit"
 """The estimator that takes no margin: it reserves the limit."""
 TUNED_ROWS: Final = 150_000
 """Validation rows that settings are chosen by, about: 150 of them may violate at a budget of 0.1 %. Of a larger dataset
-the first buckets are taken; tasks fall into buckets by their collection's hash."""
+the first buckets are taken; tasks fall into buckets by a hash of their collection and index."""
 
 
 @dataclass(frozen=True)
