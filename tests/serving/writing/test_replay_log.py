@@ -16,6 +16,8 @@ from reclaim.features.fold import live
 from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
 from reclaim.features.registry import AT
 from reclaim.serving.answers.encode import cell_prices
+from reclaim.serving.cell.claims import PERIOD_S
+from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.wire.errors import UNAVAILABLE
 from reclaim.serving.wire.rows import FactRows
@@ -211,6 +213,34 @@ def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: 
     service.told({"task": 1, "at": 1})
     after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
     assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_a_clock_that_went_on_with_the_tasks_that_replaced_all_others_stands_there_after_a_crash(
+    start: Callable[..., Service],
+) -> None:
+    service, now_s = start(), 0.0
+    service.tracker.clock = CellClock(service.settings, lambda: -1, passed_s=lambda: now_s)
+    service.told(*({"task": task} for task in range(100)))
+    now_s = 2 * PERIOD_S
+    few = range(200, 210)  # no more than a tenth of those of before
+    assert service.told(*({"task": task, "at": 48} for task in few)).taken == 0
+    now_s += PERIOD_S
+    assert service.told(*({"task": task, "at": 50} for task in few)).taken == len(few)
+    now_s += 50 * PERIOD_S  # a trace may be sent slower than its clock runs
+    service.told(*({"task": task, "at": 51} for task in few))
+    after = crashed(service, start)
+    assert after.tracker.clock_us == service.tracker.clock_us == 51 * W
+    assert after.told(*({"task": task, "at": 52} for task in few)).taken == len(few)
+
+
+def test_a_task_that_was_ahead_by_itself_does_not_move_the_clock_after_a_crash_under_a_smaller_bound(
+    start: Callable[..., Service],
+) -> None:
+    service = start()
+    service.told(*({"task": task} for task in range(100)))
+    assert service.told({"task": 7, "at": 9}).taken == 1
+    after = crashed(service, start, ahead_s=300.0)
+    assert after.tracker.clock_us == service.tracker.clock_us == W
 
 
 def test_a_restart_is_no_news_of_a_task(start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
