@@ -72,8 +72,9 @@ BODIED: Final = (BAD_REQUEST, TIMEOUT, TOO_LARGE, UNKNOWN_TYPE, INVALID)
 
 _ABOUT: Final = (
     "Reservations from recent usage. JSON is read strictly: whole numbers have no decimal point, unknown fields are "
-    "refused, and every refusal has one shape. A request in `application/vnd.apache.arrow.stream` has an answer of the "
-    "same type, unless `Accept` names another."
+    "refused, and every refusal has one shape. Histories in `application/vnd.apache.arrow.stream` have an answer of "
+    "that type. Reservations of the cell, and the list of machines, come in it where `Accept` names it, or where the "
+    "request is of it and `Accept` does not name JSON. All else is JSON."
 )
 _CURSOR: Final = r"^[0-9]{1,19}:[0-9]{1,19}$"
 """Form of the ``next`` of an answer."""
