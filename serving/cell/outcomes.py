@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.features.fold.live_kernel import TOO_LATE
+from reclaim.data.core.arrays import is_first
+from reclaim.features.fold.live_kernel import NEW, TOO_LATE
 from reclaim.serving.wire.rows import FAILED_OOM, FAILED_US, IN_ALLOC, LOGICAL_NAME, SINCE_US, USER, FactRows
 
 if TYPE_CHECKING:
+    from reclaim.data.windows import Windows
     from reclaim.serving.cell.clock import CellClock
     from reclaim.serving.settings import ServingSettings
 
@@ -62,6 +64,26 @@ def without_room(slot: NDArray[np.int64], known: int, room: int) -> NDArray[np.b
         place = np.argsort(np.argsort(first))[task.reshape(-1)]
         over[new] = place >= room
     return over
+
+
+def refuse_repeats(outcome: NDArray[np.uint8], slot: NDArray[np.int64], windows: Windows) -> None:
+    """Refuse with windows without room or limit those that fare alike, each of which would take a pass of its own.
+
+    These are the other windows of a task without room, and those of the same task and end that have no limit either.
+
+    Parameters
+    ----------
+    outcome : uint8, shape (n,), changed
+        ``NEW`` where it is open.
+    slot : int64, shape (n,)
+    windows : Windows
+        As they came.
+    """
+    outcome[(outcome == NEW) & np.isin(slot, slot[outcome == TOO_MANY_TASKS])] = TOO_MANY_TASKS
+    rows = np.flatnonzero((outcome == NO_LIMIT) | (outcome == NEW) & np.isnan(windows.limit[:, 0]))
+    rows = rows[np.lexsort((windows.end_us[rows], slot[rows]))]
+    group = np.cumsum(is_first(slot[rows], windows.end_us[rows])) - 1
+    outcome[rows[np.isin(group, group[outcome[rows] == NO_LIMIT])]] = NO_LIMIT
 
 
 def dated(facts: FactRows, present_us: int) -> FactRows:

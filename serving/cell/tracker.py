@@ -29,6 +29,7 @@ from reclaim.serving.cell.outcomes import (
     NO_LIMIT,
     RUN_TO_COME,
     TOO_MANY_TASKS,
+    refuse_repeats,
     set_facts,
     without_room,
 )
@@ -142,6 +143,7 @@ class Tracker:
             outcome[good[~unlimited][over]] = TOO_MANY_TASKS
             if not (unlimited.any() or over.any()):
                 break
+            refuse_repeats(outcome, slot, windows)
             rows = np.flatnonzero(outcome == NEW)
         outcome[rows] = kind
         self.clock.claims.miss(slot[outcome == TOO_LATE])

@@ -31,6 +31,7 @@ from reclaim.training.estimators.base import UNKNOWN
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.price import Price, three_prices
 from tests.serving.cell_fixtures import (
+    Json,
     Memory,
     S,
     W,
@@ -173,6 +174,25 @@ def test_new_tasks_beyond_the_maximum_are_refused_in_order(bundle: Bundle) -> No
 def test_tasks_refused_for_another_reason_take_no_room(bundle: Bundle) -> None:
     memory = memory_with(bundle, max_tracked=1)
     assert memory.write(windows_of({"task": 5, "limit": None}, {"task": 6})) == [NO_LIMIT, TAKEN]
+
+
+def test_windows_that_repeat_refused_ones_are_refused_with_them_in_few_passes(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, passes = memory_with(bundle, max_tracked=1), 0
+    classify = memory.tracker._state.classify
+
+    def counted(*given: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return classify(*given)
+
+    monkeypatch.setattr(memory.tracker._state, "classify", counted)
+    bare: Json = {"task": 5, "limit": None}
+    told = [*[bare] * 50, {"task": 5}, bare, *[{"task": 6}] * 50, {"task": 5}]
+    outcomes = [NO_LIMIT] * 50 + [TAKEN, NO_LIMIT] + [TOO_MANY_TASKS] * 50 + [REPEATED]
+    assert memory.write(windows_of(*told)) == outcomes
+    assert passes == 3  # without a limit, without room, and what is taken
 
 
 def test_an_ended_task_is_removed_and_its_slot_is_reused_without_a_trace(bundle: Bundle) -> None:
