@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _WEEK_US: Final = 7 * DAY_US
 _SHORTEST_US: Final = 1_000_000
 """Length below which no window of a monitored task is: so short are all of a table whose times are in seconds."""
+_UNBOUNDED: Final = 2**63 - 1
+"""Rows, and words of dictionaries, of a table that is in memory already: categories may be more than its rows."""
 _OWNERS: Final = {USER: s.USER_ID, LOGICAL_NAME: s.LOGICAL_NAME_ID}
 """Columns of histories that say whose a task is, and those of a dataset's tasks."""
 _OF_TASK: Final = (*_OWNERS, IN_ALLOC)
@@ -94,7 +96,7 @@ def predict_histories(
     """
     largest = (None if math.isnan(most) else most for most in cell.largest_machine)
     settings = ServingSettings(
-        margin=check_margin(margin), max_bulk_rows=max(len(histories), 1), monday_us=cell.monday_us % _WEEK_US,
+        margin=check_margin(margin), max_bulk_rows=_UNBOUNDED, monday_us=cell.monday_us % _WEEK_US,
         **dict(zip(("largest_cpu", "largest_memory"), largest, strict=True)),  # type: ignore[arg-type]  # by name
     )  # fmt: skip
     known = histories.select([name for name in histories.column_names if name in USAGE_COLUMNS])

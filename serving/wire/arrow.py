@@ -150,8 +150,8 @@ def _fits(kind: pa.DataType, wanted: Kind) -> bool:
     if pa.types.is_null(kind):
         return True
     number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    text = text or (pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type))
+    words = kind.value_type if pa.types.is_dictionary(kind) else kind
+    text = pa.types.is_string(words) or pa.types.is_large_string(words)
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return bool(
         {

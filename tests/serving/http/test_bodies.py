@@ -262,12 +262,13 @@ def test_whatever_is_sent_is_refused_in_one_shape(pair: Pair, path: str, body: b
     assert cell(pair.told).equals(cell(pair.spared))
 
 
+TEXTS: Final = (pa.string(), pa.large_string())
 KINDS: Final[dict[str, list[pa.DataType]]] = {
     "whole": [pa.int64(), pa.uint64()],
     "number": [pa.float64(), pa.float32(), pa.float16(), pa.int64(), pa.uint64()],
     "vector": [pa.list_(pa.float64()), pa.list_(pa.float32()), pa.large_list(pa.float32()), pa.list_(pa.float16())],
-    "word": [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())],
-    "tier": [pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.int8(), pa.uint64()],
+    "word": [*TEXTS, *(pa.dictionary(pa.int8(), of) for of in TEXTS)],
+    "tier": [*TEXTS, *(pa.dictionary(pa.int32(), of) for of in TEXTS), pa.int8(), pa.uint64()],
     "flag": [pa.bool_()],
 }
 WHOLE: Final = [-(2**63), -2, 0, 7, 2**31, 2**59 + 1, 2**63 - 1, 2**64 - 1, None]

@@ -320,6 +320,20 @@ def test_histories_that_cannot_be_used_are_refused_with_the_first_reason(dataset
         predict_histories(model, seconds)
 
 
+def test_categories_of_pandas_may_be_more_than_the_rows_and_change_no_answer(
+    dataset: Dataset, model: LoadedModel
+) -> None:
+    histories = histories_of(dataset, dataset.read("tasks").slice(0, 1)).slice(0, 3)
+    frame = histories.to_pandas().assign(tier="prod", user="someone")
+    among = {"tier": ["free", "beb", "mid", "prod"], "user": ["someone", "others"]}
+    categorical = frame.astype({name: pd.CategoricalDtype(words) for name, words in among.items()})
+    assert sum(map(len, among.values())) > len(frame)
+    plain, coded = (
+        predict_histories(model, pa.Table.from_pandas(of, preserve_index=False)) for of in (frame, categorical)
+    )
+    assert coded.equals(plain)
+
+
 def test_histories_of_chosen_tasks_are_theirs_alone_with_owners(dataset: Dataset) -> None:
     everyone = histories_of(dataset)
     chosen = dataset.read("tasks").take([5, 2])
