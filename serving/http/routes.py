@@ -66,6 +66,7 @@ from reclaim.serving.wire.errors import (
     INVALID,
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
+    UNKNOWN_TYPE,
     RequestError,
     error_from_validation,
     parse_body,
@@ -308,6 +309,7 @@ async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
     """Answer for a list of tasks, for machines, collections or all, with margins and budgets by tier."""
     runtime.writer.check_readable()
     _parameters(request, Parameters)  # none: the body has its own margin
+    _check_json(request)
     query = await _by_size(body, lambda: parse_body(body, CellQuery))
     if query.tasks is not None and len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
@@ -359,6 +361,7 @@ async def _fit(runtime: Runtime, request: Request, body: bytes) -> Response:
     """
     runtime.writer.check_readable()
     _parameters(request, Parameters)
+    _check_json(request)
 
     def respond(left: threading.Event | None = None) -> Response:
         asked = parse_body(body, FitRequest)
@@ -464,6 +467,13 @@ def _table(runtime: Runtime, table: Any) -> Response:
 
 def _is_arrow(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+
+
+def _check_json(request: Request) -> None:
+    """Refuse a body of the type of Arrow streams where JSON is read: the guard allows such a body to be far larger."""
+    if _is_arrow(request):
+        message = "the body is JSON: send `Content-Type: application/json`; `Accept` names the type of the answer"
+        raise RequestError(UNKNOWN_TYPE, "content_type", message)
 
 
 def _gives_arrow(request: Request) -> bool:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reclaim.serving.http import routes
+from reclaim.serving.wire import arrow
 from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse, ModelInfo, ReservationResponse
 from reclaim.training.bundle import Bundle
 
@@ -80,6 +81,15 @@ def test_a_body_that_a_web_page_can_send_unasked_is_refused_with_the_remedy(clie
 def test_a_body_is_json_if_it_is_said_to_be_or_nothing_is_said(client: TestClient, kind: str | None) -> None:
     answer = client.post(URL, content=json.dumps(BODY), headers={} if kind is None else {"content-type": kind})
     assert (answer.status_code, answer.json()) == (200, client.post(URL, json=BODY).json())
+
+
+@pytest.mark.parametrize("path", ["/v1/cell/reservations", "/v1/machines/fit"])
+def test_json_is_not_read_from_a_body_that_is_called_an_arrow_stream_and_may_be_larger(
+    client: TestClient, path: str
+) -> None:
+    refused = client.post(path, content=b"{}", headers={"content-type": arrow.MEDIA_TYPE})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (415, "content_type")
+    assert "application/json" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

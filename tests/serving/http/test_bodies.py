@@ -75,7 +75,7 @@ def cell(client: TestClient) -> pa.Table:
 
 def written(response: Response) -> WriteAnswer | None:
     """Return what a service says of a write, None where all of it is refused; in either case in the one shape."""
-    assert response.status_code in (200, 400, 413, 422), response.text
+    assert response.status_code in (200, 400, 413, 415, 422), response.text
     if response.status_code != 200:
         error = ErrorResponse.model_validate_json(response.content).error
         assert "\n" not in error.message
