@@ -41,7 +41,7 @@ class Claims:
 
     @property
     def refused(self) -> int:
-        """Number of tasks that were refused as in the future or before any cell, twice ``MOST_CLAIMS`` at most."""
+        """Number of tasks that were refused as in the future or before any cell, four times ``MOST_CLAIMS`` at most."""
         with self._lock:
             self._turn()
             return sum(len(claims) for claims in self._refused)
@@ -104,15 +104,16 @@ class Claims:
         end_us, had_us : int64, shape (n,)
             Its end, and that of the last window taken of its task, -1 without one.
         """
+        most = 2 * MOST_CLAIMS  # of some tasks no window was taken before, and their claims do not count
         order = np.lexsort((-end_us, key[:, 1], key[:, 0]))
-        rows = order[is_first(*key[order].T)][:MOST_CLAIMS]
+        rows = order[is_first(*key[order].T)][:most]
         with self._lock:
             self._turn()
             now, before = self._refused
             ends = zip(end_us[rows].tolist(), had_us[rows].tolist(), strict=True)
             for task, claim in zip(map(tuple, key[rows].tolist()), ends, strict=True):
                 before.pop(task, None)
-                if len(now) < MOST_CLAIMS or task in now:
+                if len(now) < most or task in now:
                     now[task] = claim
             self._judge()
 

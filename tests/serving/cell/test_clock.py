@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.serving.cell import claims, clock
 from reclaim.serving.cell.claims import MOST_CLAIMS, PERIOD_S, Claims
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.outcomes import OUTCOMES
@@ -102,6 +103,19 @@ def test_a_write_of_a_long_history_after_a_gap_is_taken_whole_in_any_order(start
     assert len(told) > MOST_CLAIMS
     assert set(memory.write(windows_of(*told[::order]))) == {TAKEN}
     assert memory.clock.latest_us == 12 * HOUR * W
+
+
+@pytest.mark.parametrize("at_once", [1, 110])
+def test_new_tasks_among_those_of_a_large_cell_do_not_keep_it_from_going_on_after_a_gap(
+    start: Start, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    for module in (claims, clock):
+        monkeypatch.setattr(module, "MOST_CLAIMS", 10)
+    memory = start()
+    memory.send(range(10, 110), 0)
+    outcomes = [memory.send(range(low, low + at_once), 2 * HOUR) for low in range(0, 110, at_once)]
+    assert outcomes[-1] == {TAKEN}
+    assert memory.clock.latest_us == (2 * HOUR + 1) * W
 
 
 def test_tasks_that_were_refused_once_and_taken_since_do_not_count_as_a_gap(start: Start) -> None:
