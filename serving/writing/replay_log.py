@@ -40,8 +40,10 @@ def recorded(settings: ServingSettings, following: Following | None) -> dict[str
 def replay_log(
     store: Store, tracker: Tracker, settings: ServingSettings, scorer: Scorer, threads: int = 1,
     recorder: Recorder | None = None,
-) -> int:  # fmt: skip
-    """Restore a tracker from a store, under the current settings; return the number of windows folded.
+) -> tuple[int, dict[str, Any]]:  # fmt: skip
+    """Restore a tracker from a store, under the current settings.
+
+    Returns the number of windows folded, and what the log has last of ``recorded``.
 
     The recorder is given what a process before this one did not write.
 
@@ -102,12 +104,8 @@ def replay_log(
         tracker.follow(None)
     elif tracker.following is None:
         tracker.follow(Following(scorer, number + 1, threads, settings.at_once))
-    now = recorded(settings, tracker.following)
-    if last != now:
-        store.append(log_records.SETTINGS, json.dumps(now).encode())
-        store.sync()
-        _apply(now, tracker, settings)
-    return rows
+    _apply(recorded(settings, tracker.following), tracker, settings)
+    return rows, dict(last)
 
 
 def _number(of: str | None) -> int:

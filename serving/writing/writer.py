@@ -399,11 +399,14 @@ class Writer:
             None if settings.record is None else Recorder(settings.record, self._metrics.recorded, settings.record_days)
         )
         if self._store is not None:
-            self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS, recorder)
+            found = replay_log(self._store, tracker, settings, self._scorer, THREADS, recorder)
+            self.recovered_rows, self._recorded = found
             log.info("%d tasks restored, %d windows read from the log", len(tracker), self.recovered_rows)
+            with suppress(StoreError):  # the disk refuses: they are recorded with the next windows
+                self._record_settings(self._store)
+                self._store.sync()
         elif settings.follow:
             tracker.follow(Following(self._scorer, threads=THREADS, at_once=settings.at_once))
-        self._recorded = recorded(settings, tracker.following)
         tracker.clock.start()
         self._take_over(self._scorer, tracker.following)
         self._recorder = recorder

@@ -222,6 +222,26 @@ def test_a_full_disk_refuses_writes_by_name_until_there_is_room(
 
 
 @pytest.mark.usefixtures("mends_soon")
+def test_a_start_under_other_settings_answers_while_the_disk_is_full_and_records_them_with_the_next_windows(
+    service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 0})
+    service.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", refuse(errno.ENOSPC))
+        patch.setattr(os, "posix_fallocate", refuse(errno.ENOSPC))
+        other = start(lateness_s=0.0)
+        assert other.writer.state == "ok"
+        assert len(other.tracker) == 1
+        refused_with(DISK_FULL, "not_stored", lambda: other.told({"task": 1, "at": 2}))
+    soon(lambda: other.writer.store_problem is None)
+    assert other.told({"task": 1, "at": 2}).taken == 1
+    assert other.told({"task": 1, "at": 1}).refused == {"too_late": 1}
+    after = crashed(other, start, lateness_s=0.0)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(other.tracker, SETTINGS))
+
+
+@pytest.mark.usefixtures("mends_soon")
 def test_a_disk_that_fills_up_between_two_chunks_acknowledges_neither_and_a_retry_is_answered_truthfully(
     service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,10 +383,10 @@ def test_a_fault_while_the_state_is_restored_ends_the_service_and_an_unreadable_
         store = Store.open(tmp_path / name, state_version=FORMAT)
         one = Writer(tracker, store, Metrics(), Watch(900.0), SETTINGS, on_fault=lambda: faults.append(name))
 
-        def restored(*_: object) -> int:
+        def restored(*_: object) -> tuple[int, dict[str, Any]]:
             if error is not None:
                 raise error
-            return 0
+            return 0, {}
 
         monkeypatch.setattr(writer, "replay_log", restored)
         one.start(scorer)
