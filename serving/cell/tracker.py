@@ -125,7 +125,7 @@ class Tracker:
         outcome[windows.scheduled_us > end_us] = RUN_TO_COME
         outcome[self._ended.before_end(key, windows.start_us)] = ENDED
         outcome[self.clock.ahead(key, end_us, self)] = IN_THE_FUTURE
-        outcome[self.clock.past(key, end_us, self)] = IN_THE_PAST
+        outcome[self.clock.past(key, end_us, self) | self.clock.impossible(windows.scheduled_us)] = IN_THE_PAST
         unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
         if len(unknown):
             _, task = np.unique(key[unknown], axis=0, return_inverse=True)

@@ -140,6 +140,9 @@ def test_with_the_machines_clock_a_time_in_another_unit_is_refused_and_the_cell_
     assert memory.write(windows_of({"end_us": now_us, "start_us": now_us - W})) == [TAKEN]
     facts = fact_rows({"task": 1, "ended_us": now_us // S})
     assert memory.tracker.judge(facts).tolist() == [IN_THE_PAST]
+    later = {"end_us": now_us + S, "start_us": now_us}
+    assert memory.write(windows_of(later | {"scheduled_us": now_us // S})) == [IN_THE_PAST]
+    assert memory.write(windows_of(later | {"scheduled_us": 0})) == [TAKEN]  # before the clock began
     of_now, before = fact_rows({"task": 1, "limit": 2.0}), fact_rows({"task": 1, "scheduled_us": 0})
     assert memory.tracker.judge(of_now).tolist() == memory.tracker.judge(before).tolist() == [TAKEN]
     of_a_trace = memory_with(bundle, now_us=now_us, clock="trace")
