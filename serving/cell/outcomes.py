@@ -41,7 +41,8 @@ def why(outcome: int, settings: ServingSettings, clock: CellClock) -> str:
         TOO_MANY_TASKS: f"the service tracks {settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)",
         ENDED: "its task ended later than this window or fact began: a new run begins after the end",
         RUN_TO_COME: "scheduled_us: the run of a window cannot begin after the window",
-        IN_THE_PAST: "lies before the year 2000: times are µs since 1970; those of a trace need RECLAIM_CLOCK=trace",
+        IN_THE_PAST: "it or its scheduled_us lies before the year 2000: times are µs since 1970; those of a trace need "
+        "RECLAIM_CLOCK=trace",
     }[outcome]
 
 

@@ -245,6 +245,16 @@ def test_a_clock_that_few_tasks_were_ahead_of_after_a_silence_stands_where_it_st
     assert crashed(service, start).tracker.clock_us == W
 
 
+def test_a_task_that_was_ahead_by_itself_does_not_move_the_clock_after_a_crash_under_a_smaller_bound(
+    start: Callable[..., Service],
+) -> None:
+    service = start()
+    service.told(*({"task": task} for task in range(100)))
+    assert service.told({"task": 7, "at": 9}).taken == 1
+    after = crashed(service, start, ahead_s=300.0)
+    assert after.tracker.clock_us == service.tracker.clock_us == W
+
+
 def test_a_restart_is_no_news_of_a_task(start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
     hour_us = 12 * W
     unix: dict[str, Any] = {"clock": "unix", "forget_s": 86_400.0}

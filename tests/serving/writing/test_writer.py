@@ -383,10 +383,10 @@ def test_a_fault_while_the_state_is_restored_ends_the_service_and_an_unreadable_
         store = Store.open(tmp_path / name, state_version=FORMAT)
         one = Writer(tracker, store, Metrics(), Watch(900.0), SETTINGS, on_fault=lambda: faults.append(name))
 
-        def restored(*_: object) -> int:
+        def restored(*_: object) -> tuple[int, dict[str, Any]]:
             if error is not None:
                 raise error
-            return 0
+            return 0, {}
 
         monkeypatch.setattr(writer, "replay_log", restored)
         one.start(scorer)
