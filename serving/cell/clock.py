@@ -218,16 +218,6 @@ class CellClock:
         if not self._unix and self.latest_us < latest_us:
             self.move(latest_us)
 
-    def jump(self, end_us: Ids) -> None:
-        """Go to where windows of the record just read end too far ahead: it had jumped there before (``ahead``).
-
-        It jumped by windows that were refused, and these are not in the log. It was there when the record was written;
-        a task that is ahead of it by itself is not.
-        """
-        agreed_us = min(int(np.median(end_us)), self._read_us)
-        if not self._unix and 0 <= self.latest_us < agreed_us - self._ahead_us:
-            self.move(agreed_us)
-
     def start(self) -> None:
         """Show the time, and count refusals, from now on: what was restored was not sent now.
 

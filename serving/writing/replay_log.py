@@ -81,7 +81,6 @@ def replay_log(
             windows = log_records.read_windows(record.payload)
             if recorder is not None:
                 recorder.take(windows)
-            tracker.clock.jump(windows.end_us)
             taken = tracker.take(windows)
             scorer = tracker.sized(scorer, taken)
             tracker.publish(taken, None if tracker.following is None else scorer.score(taken.x, taken.last))
