@@ -127,7 +127,12 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
             kept = [f"against_best.{resource}.{metric}{part}" for part in ("", "_low", "_high")]
             assert found == [learned.metrics[name] for name in kept]
         assert f"{row['verdict']}, against borg" == learned.tags[f"against_best.{resource}"]
-    assert tracking.find_file(second, "none.txt") is None
+    with tracking.find_file(second, "none.txt") as none:
+        assert none is None
+    with tracking.find_file(second, UNITS) as copy:
+        assert copy is not None
+        assert copy.read_bytes() == (report.folder / UNITS).read_bytes()
+    assert not copy.parent.exists()
 
     of_one = compare(first)
     assert len(of_one) == 5
