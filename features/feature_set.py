@@ -141,7 +141,7 @@ class FeatureSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make another process open it again, instead of sending all rows."""
-        return FeatureSet.open, (str(self.dataset.path.resolve()),)
+        return _opened_again, (str(self.dataset.path.resolve()), self.fingerprint)
 
     @property
     def n_buckets(self) -> int:
@@ -269,6 +269,14 @@ def read_journal(path: Path, made_by: str) -> OomJournal:
             return OomJournal(*(file[name] for name in OomJournal._fields))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise ConfigError(f"{path}: missing or damaged ({error}); run `{made_by}` again") from error
+
+
+def _opened_again(dataset: str, fingerprint: str) -> FeatureSet:
+    """Open a feature set in another process; ConfigError where another one is in its place since."""
+    features = FeatureSet.open(dataset)
+    if features.fingerprint != fingerprint:
+        raise ConfigError(f"{features.path}: built with other settings while it was read; run again")
+    return features
 
 
 def _command(dataset: Path | str) -> str:

@@ -253,7 +253,10 @@ def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one
 
 
 @pytest.mark.slow
-def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGHUP])
+def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted_or_its_terminal_closes(
+    ending: signal.Signals, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         free_port = listening.getsockname()[1]
     store = f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
@@ -279,7 +282,7 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: 
                 time.sleep(0.5)
         assert found["experiment"]["name"] == "shown"
     finally:
-        server.send_signal(signal.SIGINT)  # ignored until the command asks for it, as where a shell began it with "&"
+        server.send_signal(ending)  # SIGINT is ignored until the command asks, as where a shell began it with "&"
         try:
             output, _ = server.communicate(timeout=60)
         finally:

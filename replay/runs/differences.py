@@ -150,13 +150,13 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
 
     @cache
     def units(whole: str) -> UnitSums | None:
-        path = tracking.find_file(whole, UNITS)
-        return None if path is None else read_units(path)
+        with tracking.find_file(whole, UNITS) as path:
+            return None if path is None else read_units(path)
 
     @cache
     def at_equal(whole: str) -> Mapping[tuple[str, str], NDArray[np.float64]]:
-        path = tracking.find_file(whole, EQUAL)
-        return {} if path is None else read_equal(path)
+        with tracking.find_file(whole, EQUAL) as path:
+            return {} if path is None else read_equal(path)
 
     def sums(record: RunRecord) -> NDArray[np.float64] | None:
         found = units(record.tags[TAG_PARENT])

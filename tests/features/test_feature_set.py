@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,15 @@ def test_run_again_it_does_nothing_and_other_settings_replace_it(dataset: Datase
     assert not there
     assert other.cuts_us[0] < first.cuts_us[0]
     assert sorted(p.name for p in dataset.path.iterdir() if "partial" in p.name) == []
+
+
+def test_a_process_that_opens_features_again_takes_no_others_in_their_place(dataset: Dataset) -> None:
+    features = build_features(dataset)[0]
+    sent = pickle.dumps(features)
+    assert pickle.loads(sent).fingerprint == features.fingerprint
+    build_features(dataset, FeatureConfig(monday_s=300))
+    with pytest.raises(ConfigError, match=r"features: built with other settings while it was read; run again"):
+        pickle.loads(sent)
 
 
 def _killed(*_: Any, **__: Any) -> None:

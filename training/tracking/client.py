@@ -87,7 +87,7 @@ def default_store(uri: str) -> Iterator[None]:
 
 
 def run_interface(port: int, begun: Callable[[], None]) -> None:
-    """Serve MLflow's own page of the current store on the loopback address until SIGINT or SIGTERM.
+    """Serve MLflow's own page of the current store on the loopback address until SIGINT, SIGTERM or SIGHUP.
 
     ``begun`` is called when the start can succeed.
 
@@ -126,6 +126,8 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words]
     for ending in (signal.SIGINT, signal.SIGTERM):  # the first is ignored where a shell began this in the background
         signal.signal(ending, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup lets it go on when its terminal closes
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     begun()
     with subprocess.Popen(command, start_new_session=True) as server:
         try:

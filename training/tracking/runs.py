@@ -468,22 +468,25 @@ def load_dict(run_id: str, file: str) -> dict[str, Any]:
     return value
 
 
-def find_file(run_id: str, file: str) -> Path | None:
-    """Return a local copy of what ``Run.log_artifact`` kept; None where the run has no such file."""
+@contextmanager
+def find_file(run_id: str, file: str) -> Iterator[Path | None]:
+    """Yield a local copy of what ``Run.log_artifact`` kept, deleted at the end; None where the run has no such file."""
     client = store_reader(f"run {run_id}")
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    try:
-        if file not in {kept.path for kept in client.list_artifacts(run_id)}:
-            return None
-        with quiet():
-            found = mlflow.artifacts.download_artifacts(
-                run_id=run_id, artifact_path=file, tracking_uri=client.tracking_uri
-            )
-            return Path(found)
-    except (MlflowException, OSError) as error:
-        raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error
+    with tempfile.TemporaryDirectory(prefix=f"run-{run_id}-") as folder:  # an error of what reads the copy names it
+        found: Path | None = None
+        try:
+            if file in {kept.path for kept in client.list_artifacts(run_id)}:
+                with quiet():
+                    kept = mlflow.artifacts.download_artifacts(
+                        run_id=run_id, artifact_path=file, dst_path=folder, tracking_uri=client.tracking_uri
+                    )
+                    found = Path(kept)
+        except (MlflowException, OSError) as error:
+            raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error
+        yield found
 
 
 def git_commit(file: Path = Path(__file__)) -> str | None:

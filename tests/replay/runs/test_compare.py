@@ -29,6 +29,7 @@ from reclaim.replay.runs.compare import Chosen, choose
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import TAG_PARENT, TAG_PLACE, TAG_WORDS, record
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.client import store_client
 from reclaim.training.tracking.runs import RunRecord
 
 
@@ -127,7 +128,12 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
             kept = [f"against_best.{resource}.{metric}{part}" for part in ("", "_low", "_high")]
             assert found == [learned.metrics[name] for name in kept]
         assert f"{row['verdict']}, against borg" == learned.tags[f"against_best.{resource}"]
-    assert tracking.find_file(second, "none.txt") is None
+    with tracking.find_file(second, "none.txt") as none:
+        assert none is None
+    with tracking.find_file(second, UNITS) as copy:
+        assert copy is not None
+        assert copy.read_bytes() == (report.folder / UNITS).read_bytes()
+    assert not copy.parent.exists()
 
     of_one = compare(first)
     assert len(of_one) == 5
@@ -143,6 +149,29 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     assert tracking.load_dict(first, "results.json")["dataset"] == report.results["dataset"]
     one = next(r for r in recorded if r.name == "borg/medium")
     assert float(one.params["margin_share.cpu"]) == report.results["estimators"][0]["margins"]["medium"]["cpu"]
+    assert store.exists()
+
+
+def test_a_run_that_was_cut_off_after_its_metrics_has_each_of_them_once(
+    report: ReplayReport, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_metrics, logged = tracking.Run.log_metrics, []
+
+    def cut_off(run: tracking.Run, metrics: dict[str, Any]) -> None:
+        log_metrics(run, metrics)
+        logged.append(run.run_id)
+        if len(logged) == 2:  # the first of the single runs
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.Run, "log_metrics", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            record_margins(small(report, seed=4))
+    record_margins(small(report, seed=4))
+    run = tracking.find_run(logged[1])
+    assert run.status == "FINISHED"
+    assert run.metrics
+    assert {len(store_client().get_metric_history(run.run_id, name)) for name in list(run.metrics)[:5]} == {1}
     assert store.exists()
 
 

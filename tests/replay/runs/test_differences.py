@@ -1,6 +1,7 @@
 """Recorded replays compared pairwise: which runs are paired, and by which numbers."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ Experiment = Callable[..., list[RunRecord]]
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """Return a maker of recorded replays: their runs, and the files of numbers by unit where they were kept."""
     files: dict[str, Path | None] = {}
-    monkeypatch.setattr(tracking, "find_file", lambda run_id, file: files[run_id] and files[run_id] / file)
+    monkeypatch.setattr(tracking, "find_file", lambda run_id, file: nullcontext(files[run_id] and files[run_id] / file))
 
     def make(
         whole: str,

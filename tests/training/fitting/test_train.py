@@ -150,7 +150,8 @@ def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(place: Path
     assert (read.dataset.name, read.dataset.digest) == ("dataset", run.tags["dataset"][:36])
     assert json.loads(read.dataset.source) == {"uri": str(place / "dataset")}
     for file in ("model_card.md", "coverage.png", "oom_reliability.png", "importance.png", "importance.json"):
-        assert tracking.find_file(trained.run_id, file) is not None, file
+        with tracking.find_file(trained.run_id, file) as found:
+            assert found is not None, file
 
 
 def test_running_it_again_finds_the_finished_run(
@@ -288,9 +289,9 @@ def test_the_network_that_is_served_learned_from_validation_rows_and_prices_did_
     assert without.scores == trained.scores  # of validation rows
     assert without.test_scores != trained.test_scores
     for of, again in ((trained, True), (without, False)):
-        card = tracking.find_file(of.run_id, "model_card.md")
-        assert card is not None
-        assert ("fitted once more" in card.read_text()) is again
+        with tracking.find_file(of.run_id, "model_card.md") as card:
+            assert card is not None
+            assert ("fitted once more" in card.read_text()) is again
     bundle, first = (load_bundle(tracking.fetch_bundle(f"{of.model}/{of.version}")[0]) for of in (trained, without))
     assert first.held_out is None
     assert bundle.held_out is not None
