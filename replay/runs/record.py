@@ -44,7 +44,6 @@ def _record(experiment: Experiment, report: ReplayReport) -> str:
     before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
     known = {run.name: run.run_id for run in before if run.status == FINISHED}
     cut_off = {run.name: run.run_id for run in before if run.status != FINISHED}
-    measured = {run.run_id for run in before if run.metrics}  # one call logs all or none
     name = _whole_name(experiment, results)
     whole = known.get(name) or _record_whole(experiment, report, shared, cut_off.get(name))
     for place, one in enumerate(experiment.runs(results)):
@@ -59,8 +58,7 @@ def _record(experiment: Experiment, report: ReplayReport) -> str:
         with tracking.start_run(experiment.name, one.name, tags=tags, run_id=cut_off.get(one.name)) as run:
             run.log_params({**results["inputs"]["config"], **one.params})
             run.log_datasets([_dataset_input(results)], context="evaluation")
-            if run.run_id not in measured:
-                run.log_metrics(one.metrics)
+            run.log_metrics(one.metrics)
     return whole
 
 
