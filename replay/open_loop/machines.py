@@ -213,18 +213,22 @@ def curves_of(
     set on peaks that it was not fitted to.
     """
     curves = estimator.curves if kind == FITTED else BOUND
-
-    def unseen(curve: MachineCurve, of: tuple[MachineRows, Ids]) -> MachineRows:
-        rows, start_us = of
-        if curve.weights is None or learned_until_us is None:
-            return rows
-        return rows.take(start_us >= learned_until_us)
-
-    rows_of = (None if of is None else unseen(curve, of) for curve, of in zip(curves, seen, strict=True))
+    each = (not_learned(curve, of, learned_until_us) for curve, of in zip(curves, seen, strict=True))
     return tuple(
-        curve if rows is None or len(rows) * budgets.baseline < 1 else curve.with_margins(rows.scores(curve))
-        for curve, rows in zip(curves, rows_of, strict=True)
+        curve if of is None or len(of[0]) * budgets.baseline < 1 else curve.with_margins(of[0].scores(curve))
+        for curve, of in zip(curves, each, strict=True)
     )
+
+
+def not_learned(
+    curve: MachineCurve, seen: tuple[MachineRows, Ids] | None, learned_until_us: int | None
+) -> tuple[MachineRows, Ids] | None:
+    """Return the snapshots, and their times, that the location of a curve was not fitted to; None without any."""
+    if seen is None or curve.weights is None or learned_until_us is None:
+        return seen
+    rows, start_us = seen
+    later = start_us >= learned_until_us
+    return (rows.take(later), start_us[later]) if later.any() else None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiments.frontier.machines import MachinePeaks
-from reclaim.replay.open_loop.machines import KINDS, Foreseer, ValidationMachines, curves_of
+from reclaim.replay.open_loop.machines import KINDS, Foreseer, ValidationMachines, curves_of, not_learned
 from reclaim.replay.open_loop.period import Period
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve
@@ -40,7 +40,8 @@ class ForeseenMachines:
     at : Snapshots
         Of the same times.
     warm_up : tuple of MachineRows and int64 array, or None
-        The validation period's snapshots and their times.
+        The validation period's snapshots and their times, but for those that the location was fitted to: peaks lie too
+        near it, and a margin that followed them would begin the test too small.
     """
 
     curve: MachineCurve
@@ -53,7 +54,7 @@ class ForeseenMachines:
         return self.curve.peak(self.rows.sums, self.curve.margin(budget), self.rows.mean_limit)
 
     def following(self, budget: float, horizon_s: int, slot_s: int) -> Floats:
-        """Return the same where the margin follows past peaks, from the first validation snapshot on."""
+        """Return the same where the margin follows the peaks that came, from the first snapshot of ``warm_up`` on."""
         rows, time_us = self._from_validation()
         return follow(self.curve, rows, time_us, horizon_s, slot_s * 1_000_000, budget)[-len(self.rows) :]
 
@@ -108,5 +109,6 @@ def foresee_machines(
             if resource in machines:
                 at = machines[resource].at
                 rows = MachineRows(at.total(terms[at.rows, r]), at.peak, at.machine, own.mean_limit[r])
-                found[kind][resource] = ForeseenMachines(curves[r], rows, at, seen[r])
+                warm_up = not_learned(curves[r], seen[r], bundle.learned_until_us)
+                found[kind][resource] = ForeseenMachines(curves[r], rows, at, warm_up)
     return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reclaim.data.dataset import Dataset
+from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.equal_violation.sweep import Guards
@@ -18,7 +20,7 @@ from reclaim.replay.experiments.frontier.machines import lay_out_machines
 from reclaim.replay.experiments.frontier.measure import EXPERIMENT, FrontierConfig, definitions
 from reclaim.replay.open_loop.estimates import estimate_all
 from reclaim.training.bundle import Bundle
-from reclaim.training.machines.curve import MachineCurve
+from reclaim.training.machines.curve import N_INPUTS, MachineCurve
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.following import follow
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT
@@ -83,6 +85,29 @@ def test_sums_are_of_the_tasks_that_the_machine_runs_at_the_time(source: Source,
     for budget in (0.01, 0.1):
         peak = foreseen.curve.peak(before.sums, foreseen.curve.margin(budget), before.mean_limit)
         assert (before.peak > peak * (1 + 1e-6)).mean() <= budget
+
+
+def test_no_margin_follows_peaks_that_its_location_was_fitted_to(source: Source, bundle: Bundle) -> None:
+    period, features = estimate_all(source, CONFIG).period, source.features
+    laid_out = lay_out_machines(period, Guards.from_windows(period.history.windows), 0, CONFIG.horizon_s, {})
+    assert laid_out is not None
+    fitted = MachineCurve(weights=(0.1, *(0.0,) * (N_INPUTS - 1)))
+    ours = replace(bundle, machines={CONFIG.horizon_s: (fitted,) * len(RESOURCES)})
+    first, last = features.cuts_us[0] + 6 * 3_600_000_000, features.cuts_us[1]
+    for until_us in (None, first, last):
+        asked = replace(ours, learned_until_us=until_us)
+        found = foresee_machines(asked, features, period, {"cpu": laid_out}, CONFIG.horizon_s, CONFIG.budgets)
+        foreseen, bound = (found[kind]["cpu"].warm_up for kind in ("machine", "bound"))
+        assert bound is not None  # it has learned from no peak
+        if until_us == last:
+            assert foreseen is None
+            assert found["machine"]["cpu"].curve == fitted
+            assert len(found["machine"]["cpu"].following(0.01, CONFIG.horizon_s, laid_out.slot_s)) == len(laid_out.at)
+        else:
+            assert foreseen is not None
+            wanted = bound[1] if until_us is None else bound[1][bound[1] >= until_us]
+            assert foreseen[1].tolist() == wanted.tolist()
+            assert len(foreseen[0]) == len(wanted) > 0
 
 
 def test_the_day_of_a_machine_has_its_usage_below_its_limits(results: Results) -> None:
