@@ -151,9 +151,11 @@ def replaced_folder(path: Path) -> Iterator[Path]:
     Raises
     ------
     ConfigError
-        Another process is replacing ``path``.
+        Another process is replacing ``path``, or it is the working folder.
     """
     path = _led_to(path)
+    if path.exists() and path.samefile(Path()):  # the process would go on in the old one
+        raise ConfigError(f"{path}: the working folder cannot be replaced; name a folder in it, or run from another")
     with _staging_of(path) as staging:
         fresh = staging / "new"
         fresh.mkdir()
@@ -170,8 +172,8 @@ def remove_left_behind(path: Path) -> None:
 
 
 def _led_to(path: Path) -> Path:
-    """Return the target of a link; any other path as it is."""
-    return path.resolve() if path.is_symlink() else path
+    """Return the target of a link, and the working folder by its name; any other path as it is."""
+    return path.resolve() if path.is_symlink() or not path.name else path
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -508,7 +508,7 @@ def _save_checkpoint(path: Path, network: SurvivalNetwork, optimizer: torch.opti
     facts = {k: getattr(state, k) for k in ("identity", "epoch", "best_epoch", "best_loss", "history")}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(path) as partial:
-        save_file(tensors, partial, metadata={"progress": json.dumps(facts)})
+        partial.write_bytes(save(tensors, metadata={"progress": json.dumps(facts)}))
 
 
 def _from_checkpoint(

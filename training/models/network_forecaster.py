@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
@@ -142,7 +142,8 @@ class NetworkForecaster:
         if self.prior is not None:
             self.prior.forecaster.save(folder)
             facts["prior"] = self.prior.quarters
-        save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps(facts)})
+        content = save(tensors, metadata={"facts": json.dumps(facts)})
+        (folder / self._FILE).write_bytes(content)  # of a full disk, save_file has an error of its own
 
     @classmethod
     def load(cls, folder: Path) -> NetworkForecaster:

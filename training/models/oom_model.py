@@ -13,7 +13,7 @@ import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
@@ -176,7 +176,8 @@ class OomModel:
     def save(self, folder: Path) -> None:
         """Write what ``load`` reads into an existing folder."""
         tensors = self.trees._asdict() | {self._FITTED: self.fitted}
-        save_file(tensors, folder / self.FILE, metadata={self._READS: json.dumps(_NAMES)})
+        content = save(tensors, metadata={self._READS: json.dumps(_NAMES)})
+        (folder / self.FILE).write_bytes(content)  # of a full disk, save_file has an error of its own
 
     @classmethod
     def load(cls, folder: Path) -> OomModel | None:

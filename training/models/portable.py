@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
@@ -206,7 +206,8 @@ class PortableForecaster:
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
         if self.beyond is not None:
             tensors[KEY] = self.beyond
-        save_file(tensors, folder / self.FILE, metadata={"facts": json.dumps({"inputs": INPUTS})})
+        content = save(tensors, metadata={"facts": json.dumps({"inputs": INPUTS})})
+        (folder / self.FILE).write_bytes(content)  # of a full disk, save_file has an error of its own
 
     @classmethod
     def load(cls, folder: Path) -> PortableForecaster:

@@ -123,7 +123,7 @@ def _read_fast(
             left.writelines(
                 block.data[first : end + 1] for _, first, end in others[begin : begin + _BATCH_LINES].tolist()
             )
-        (others[:, 0] + line).tofile(left_numbers)
+        left_numbers.write((others[:, 0] + line).tobytes())
         blocks.append(block)
         n, line = n + len(others), line + lines
 

@@ -6,6 +6,7 @@ A row holds its integers, then its doubles, then its percentile vectors as singl
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,7 +245,9 @@ def count_rows(folders: Iterable[Path], bucket: int) -> int:
 
 def save_chunks(folder: Path, chunks: NDArray[np.int64]) -> None:
     """Write the list of a folder's chunks, each with its bucket first, by bucket and otherwise in their order."""
-    np.save(folder / CHUNKS_FILE, chunks[np.argsort(chunks[:, 0], kind="stable")])
+    content = io.BytesIO()  # of a full disk, numpy has an error of its own
+    np.save(content, chunks[np.argsort(chunks[:, 0], kind="stable")])
+    (folder / CHUNKS_FILE).write_bytes(content.getvalue())
 
 
 def chunks_of(folder: Path, bucket: int) -> NDArray[np.int64]:

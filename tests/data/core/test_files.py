@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from reclaim.data.core.files import discard_folder, replaced_file, write_json, write_text
+from reclaim.data.core.files import (
+    discard_folder,
+    remove_left_behind,
+    replaced_file,
+    replaced_folder,
+    write_json,
+    write_text,
+)
 from reclaim.data.errors import ConfigError
 
 
@@ -107,3 +114,21 @@ def test_a_folder_that_another_process_deletes_meanwhile_is_discarded_all_the_sa
     monkeypatch.setattr(shutil, "rmtree", twice)
     discard_folder(tmp_path / "made", tmp_path / "retired")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_the_working_folder_is_not_replaced_under_the_process_and_is_named(
+    absolute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    working = tmp_path if absolute else Path()
+    refused = pytest.raises(ConfigError, match=f"{tmp_path}: the working folder cannot be replaced; name a folder in")
+    with refused, replaced_folder(working):
+        pass
+    left = tmp_path.with_name(tmp_path.name + ".old.partial")
+    left.mkdir()
+    remove_left_behind(working)
+    assert not left.exists()
+    with replaced_folder(Path("one")) as fresh:
+        (fresh / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]

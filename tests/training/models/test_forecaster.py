@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LinearRegression
 from skops import io as skops_io
 
+from reclaim.data.core.files import FULL_DISK
 from reclaim.data.errors import HistoryTooShortError, ModelError
 from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
@@ -22,6 +23,7 @@ from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalib
 from reclaim.training.models.survival import N_THRESHOLDS
 from reclaim.training.models.trees import Rows, TreeForecaster
 from reclaim.training.settings import QUANTILE_LEVELS, TreeConfig
+from tests.folders import full_disk
 
 HOUR = HORIZONS_S.index(3_600)
 
@@ -71,6 +73,12 @@ def test_the_place_of_a_row_makes_no_difference(random_forecaster: NetworkForeca
 
 def test_no_rows_give_no_answers(random_forecaster: NetworkForecaster) -> None:
     assert random_forecaster.predict(_features(0)).quantiles.shape == (0, 3, 3, len(QUANTILE_LEVELS))
+
+
+def test_a_full_disk_is_an_error_of_the_system(random_forecaster: NetworkForecaster, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large") as refusal, full_disk(after=1_000):
+        random_forecaster.save(tmp_path)
+    assert refusal.value.errno in FULL_DISK
 
 
 def test_a_saved_network_comes_back_with_the_same_bits(random_forecaster: NetworkForecaster, tmp_path: Path) -> None:

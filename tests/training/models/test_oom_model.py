@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 
+from reclaim.data.core.files import FULL_DISK
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.models.oom_model import INPUTS, LEAVES, OomModel, Trees
+from tests.folders import full_disk
 
 H = len(HORIZONS_S)
 N_TREES = 12
@@ -93,6 +95,12 @@ def test_a_tree_of_two_leaves_by_hand() -> None:
     said = OomModel(trees, np.array([True, False, False])).predict(x)
     np.testing.assert_allclose(said[:, 0], 1 / (1 + np.exp([2.0, -1.0, -1.0])))
     assert np.isnan(said[:, 1:]).all()
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large") as refusal, full_disk(after=1_000):
+        model().save(tmp_path)
+    assert refusal.value.errno in FULL_DISK
 
 
 def test_a_model_of_before_is_refused(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from reclaim.data.core.files import FULL_DISK
 from reclaim.features.registry import AT, FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.beyond import SO_FAR, temper
 from reclaim.training.models.network import Scaling, SurvivalNetwork
 from reclaim.training.models.portable import FIRST, INPUTS, PortableForecaster, inputs_of, place
 from reclaim.training.models.survival import ABOVE, LAST, N_BELOW, N_THRESHOLDS, thresholds_of
+from tests.folders import full_disk
 
 _N: Final = len(FEATURE_NAMES)
 
@@ -152,6 +154,12 @@ def test_a_table_of_tails_of_another_shape_is_refused(forecaster: PortableForeca
     PortableForecaster(forecaster.tensors, np.zeros((2, 2), np.float32)).save(tmp_path)
     with pytest.raises(ValueError, match=r"expected beyond of shape .* got \(2, 2\)"):
         PortableForecaster.load(tmp_path)
+
+
+def test_a_full_disk_is_an_error_of_the_system(forecaster: PortableForecaster, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large") as refusal, full_disk(after=1_000):
+        forecaster.save(tmp_path)
+    assert refusal.value.errno in FULL_DISK
 
 
 def test_it_comes_back_as_saved_and_other_inputs_are_refused(forecaster: PortableForecaster, tmp_path: Path) -> None:

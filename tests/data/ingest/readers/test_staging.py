@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reclaim.data import schema as s
+from reclaim.data.core.files import FULL_DISK
 from reclaim.data.ingest.bucket import staged_schema
 from reclaim.data.ingest.readers.staging import (
     CHUNKS_FILE,
@@ -21,8 +22,10 @@ from reclaim.data.ingest.readers.staging import (
     count_rows,
     read_chunks,
     read_rows,
+    save_chunks,
 )
 from reclaim.data.traces.google_v3 import google_v3
+from tests.folders import full_disk
 
 V3 = staged_schema(google_v3())
 ALL_TYPES = pa.schema([*V3, s.EXTRAS[s.DIFFERENT_MACHINES], s.EXTRAS[s.AGGREGATION_TYPE], s.EXTRAS[s.DISK_MEAN]])
@@ -142,3 +145,9 @@ def test_a_writer_that_fails_leaves_no_list_of_chunks(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), RowsWriter(tmp_path, Layout.of(V3), 3):
         raise KeyboardInterrupt
     assert not (tmp_path / CHUNKS_FILE).exists()
+
+
+def test_a_full_disk_is_an_error_of_the_system_where_the_list_of_chunks_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large") as refusal, full_disk(after=10_000):
+        save_chunks(tmp_path, np.zeros((10_000, 4), np.int64))
+    assert refusal.value.errno in FULL_DISK
