@@ -471,7 +471,7 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
     elsewhere = SimpleNamespace(n_buckets=features.n_buckets, cuts_us=(0, 2 * until_us), dataset=features.dataset)
     facts = {"name": "longer", "fingerprint": "another", SEEN: sample_windows(cast("FeatureSet", elsewhere))}
     bundle = replace(learned(), trained={"datasets": [facts]})
-    with pytest.raises(ConfigError, match="trees was trained or tuned on windows that are to be tested here"):
+    with pytest.raises(ConfigError, match="trees was trained or tuned on windows that are also to be tested here"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": bundle}, tracking=False)
     with pytest.raises(ConfigError, match=r"name another with --model, or none with --no-model"):
         judged_on("builtin/2", replace(bundle, origin=builtin_model()), features)
