@@ -266,10 +266,15 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted_or_its_ter
             pass
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING")}
     code = "from reclaim.cli.app import main; main()"
+
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the command asks, as where a shell began it with "&"
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+
     server = subprocess.Popen(
         [sys.executable, "-c", code, "mlflow", "--port", str(free_port)], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        preexec_fn=begin,
     )  # fmt: skip
     url = f"http://127.0.0.1:{free_port}/api/2.0/mlflow/experiments/get-by-name?experiment_name=shown"
     try:
@@ -282,7 +287,7 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted_or_its_ter
                 time.sleep(0.5)
         assert found["experiment"]["name"] == "shown"
     finally:
-        server.send_signal(ending)  # SIGINT is ignored until the command asks, as where a shell began it with "&"
+        server.send_signal(ending)
         try:
             output, _ = server.communicate(timeout=60)
         finally:

@@ -132,7 +132,7 @@ def test_a_lock_that_the_run_before_removed_as_it_ended_is_not_taken_for_one(
     monkeypatch.setattr(Path, "open", late_open)
     monkeypatch.setattr(fcntl, "flock", late_flock)
     with replaced_folder(path):
-        assert calls == ["open", "open", "flock", "open", "flock"]
+        assert calls == ["open", "open", "flock", "open", "open", "flock"]
         with pytest.raises(ConfigError, match="another run"):
             write(path, "second")
 
