@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.bar import NAMES, Rows, facts_of, name_of, rows_of, train_model
 from benchmarks.bar_tables import BUDGETS, NETWORK, PUBLISHED
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.equal_violation.curves import JudgedUnits, Sweep, draw_curve
+from reclaim.replay.equal_violation.curves import JudgedUnits, draw_curve
 from reclaim.replay.equal_violation.sweep import Bare, Guards, TaskRows
 from reclaim.replay.open_loop.bootstrap import number
 from reclaim.replay.open_loop.fold import fold_dataset
@@ -49,7 +49,7 @@ from reclaim.training.margins.tune import TunedEstimator, Tuning
 RESULTS: Final = Path(__file__).parent / "results" / "by-limit.json"
 HORIZON_S: Final = 3_600
 RIVALS: Final = ("borg", "moving-max", "krr", "vpa", "koordinator", "autopilot-percentile")
-"""One of them is the best of the fifteen in most comparisons of ``benchmarks.bar`` an hour ahead."""
+"""One of them is the best of the fifteen in each comparison of ``benchmarks.bar`` an hour ahead at equal violation."""
 ALIKE: Final = "network, all tasks weigh the same"
 BY_WINDOW, BY_LIMIT = "by task-window", "by limit"
 
@@ -62,13 +62,12 @@ def main() -> None:
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--work", type=Path, required=True, help="Folder of the trained models, as of benchmarks.bar.")
     parser.add_argument("--bar", type=Path, metavar="FILE", help="By default benchmarks/results/bar-NAME.json.")
-    parser.add_argument("--name", help="Name in FILE and in the results; by default the dataset's.")
-    parser.add_argument("--rivals", nargs="+", choices=NAMES, default=RIVALS, metavar="NAME")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--rivals", nargs="+", choices=NAMES, default=RIVALS, metavar="NAME", help="By default six.")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="By default benchmarks/results/by-limit.json.")
     asked = parser.parse_args()
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{(asked.work / 'mlflow.db').absolute()}"
     (source,) = open_sources([asked.dataset])
-    name = asked.name or name_of(source)
+    name = name_of(source)
     settings = json.loads((asked.bar or RESULTS.parent / f"bar-{name}.json").read_text())["settings"]
     model = judged_on(NETWORK, train_model(source, "network"), source.features)
     unknown = (np.nan,) * len(RESOURCES)
@@ -83,7 +82,8 @@ def main() -> None:
     history, answers = fold_dataset(source.features, horizon_s=HORIZON_S, makers=makers, seconds={})
     rows = rows_of(history)
     found = {
-        "command": f"python -m benchmarks.by_limit {asked.dataset.name} --work WORK",
+        "command": f"python -m benchmarks.by_limit {asked.dataset.name} --work WORK"
+        + (f" --bar benchmarks/results/{asked.bar.name}" if asked.bar else ""),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "dataset": facts_of(source),
         "rivals": list(asked.rivals),
@@ -104,7 +104,7 @@ def leads(rows: Rows, answers: Mapping[str, Answers], r: int) -> list[dict[str, 
 
     Answers of names that begin with ``network`` are the network's, others those of statistical estimators.
     """
-    counted = {way: _reclaimed(rows, answers, r, weigh=way == BY_LIMIT) for way in (BY_WINDOW, BY_LIMIT)}
+    counted = _reclaimed(rows, answers, r)
     lines = []
     for margin, budget in BUDGETS.items():
         k = [*asdict(Budgets())].index(margin)
@@ -120,17 +120,18 @@ def leads(rows: Rows, answers: Mapping[str, Answers], r: int) -> list[dict[str, 
     return lines
 
 
-def _reclaimed(rows: Rows, answers: Mapping[str, Answers], r: int, *, weigh: bool) -> dict[str, Floats]:
-    """Return what each estimator reclaims at each budget, of all and of each resample; shape (n_budgets, 1 + draws).
+def _reclaimed(rows: Rows, answers: Mapping[str, Answers], r: int) -> dict[str, dict[str, Floats]]:
+    """Return, by way of counting and estimator, the share reclaimed at each budget; shape (n_budgets, 1 + draws).
 
-    Rows of one collection and limit are summed first, and weighed by it then.
+    The first is of all collections, the others are of resamples. Rows of one collection and limit are summed first, and
+    weighed by it then.
     """
     history = rows.history
     limit = np.nan_to_num(history.windows.limit[rows.test, r])
     (unit, limits), part = np.unique(np.stack([rows.unit.astype(float), limit]), axis=1, return_inverse=True)
     guards, seconds = Guards.from_windows(history.windows), window_seconds(history.windows)
     swept = TaskRows.lay_out(rows.test, guards, history.target, seconds, part.reshape(-1).astype(np.int64), len(unit))
-    weight = limits[:, None] if weigh else np.ones((len(limits), 1))
+    weights = {BY_WINDOW: np.ones((len(limits), 1)), BY_LIMIT: limits[:, None]}
 
     def by_collection(values: Floats) -> Floats:
         sums = np.zeros((len(rows.unseen), values.shape[1]))
@@ -138,14 +139,19 @@ def _reclaimed(rows: Rows, answers: Mapping[str, Answers], r: int, *, weigh: boo
         return sums
 
     totals = swept.totals()[..., r]
-    counts = by_collection(np.hstack([totals[:, :1] * weight, totals[:, 1:]]))
-    judged = JudgedUnits.from_totals(counts, astuple(Budgets()), USUAL)
-
-    def sweep(bare: Bare) -> Sweep:
-        violations, spared = swept.sweep(bare)
-        return by_collection(violations[..., r] * weight), by_collection(spared[..., r])
-
-    return {name: draw_curve([sweep(bare) for bare in Bare.of(of)], judged).at for name, of in answers.items()}
+    judged = {
+        way: JudgedUnits.from_totals(
+            by_collection(np.hstack([totals[:, :1] * weight, totals[:, 1:]])), astuple(Budgets()), USUAL
+        )
+        for way, weight in weights.items()
+    }
+    found: dict[str, dict[str, Floats]] = {way: {} for way in weights}
+    for name, of in answers.items():
+        sweeps = [swept.sweep(bare) for bare in Bare.of(of)]
+        for way, weight in weights.items():
+            weighed = [(by_collection(v[..., r] * weight), by_collection(spared[..., r])) for v, spared in sweeps]
+            found[way][name] = draw_curve(weighed, judged[way]).at
+    return found
 
 
 def _tuning(chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Tuning:
