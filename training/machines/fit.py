@@ -36,8 +36,7 @@ on average over the budgets."""
 _PLACED_GAIN: Final = 0.02
 """The same for a fit at the horizon that tasks are placed by. A packing picks sets of tasks that look small, and with a
 fit more of these are wrong: a fit that gained a point or two on the machines as recorded needed up to a fifth more
-machines
-(``benchmarks/LOG.md``, 2026-11-27)."""
+machines (``benchmarks/LOG.md``, 2026-11-27)."""
 
 
 @dataclass(frozen=True)
