@@ -26,6 +26,9 @@ MOST: Final = 60_000
 """Largest number of snapshots that are fitted to, evenly drawn: neighbours in time are much alike."""
 _SMOOTH: Final = (0.02, 0.004, 0.001)
 """Half widths, in limits, within which the pinball loss is rounded off, one fit after another."""
+_STOP: Final = {"ftol": 1e-12, "gtol": 1e-8, "maxiter": 5_000, "maxfun": 20_000}
+"""Where the search for the least loss ends. The loss is some thousandths and flat near its least: at the tolerances that
+SciPy starts with, sums that differ in the sixth digit gave other weights (``benchmarks/LOG.md``, 2026-11-29)."""
 _RIDGE: Final = 1e-4
 """Weight of the squared weights of standardised inputs, next to a loss of some thousandths."""
 TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -160,5 +163,5 @@ def _weights(rows: MachineRows) -> tuple[float, ...]:
     # one thread: the same bits on any number of cores, and no waiting of two for each other where cores are shared
     with threadpool_limits(1, "blas"):
         for width in _SMOOTH:
-            step = minimize(loss, step, args=(width,), jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+            step = minimize(loss, step, args=(width,), jac=True, method="L-BFGS-B", options=_STOP).x
     return tuple((step / scale).tolist())
