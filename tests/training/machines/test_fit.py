@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reclaim.training.machines import fit
-from reclaim.training.machines.curve import INPUTS, MachineCurve
+from reclaim.training.machines.curve import INPUTS, MachineCurve, inputs_of
 from reclaim.training.machines.fit import MachineRows, fit_curve, join_rows
 from reclaim.training.machines.terms import (
     N_TERMS,
@@ -198,6 +198,21 @@ def test_the_pinball_loss_is_least_where_a_fiftieth_is_above() -> None:
     weights = fit._weights(rows)
     location = MachineCurve(weights=weights)
     assert (rows.scores(location) > 0).mean() == pytest.approx(1 - fit.LEVEL, abs=0.01)  # rounded off
+
+
+def test_sums_that_differ_in_the_sixth_digit_give_the_same_location() -> None:
+    # inputs that are much alike and few peaks that are large: the loss is flat near its least
+    rows, rng = machines(8_000), np.random.default_rng(5)
+    limit, own = rows.sums[:, T_LIMIT], rng.uniform(0.6, 0.9, 8_000)
+    bands = own[:, None] + 0.05 * rng.random((8_000, len(RATES))).cumsum(axis=1)
+    rows.sums[:, T_BAND:] = limit[:, None] * bands
+    for term, below in ((T_USAGE, 0.3), (T_MEAN, 0.1)):
+        rows.sums[:, term] = limit * (own - below + 0.05 * rng.standard_normal(8_000))
+    rows = replace(rows, peak=limit * bands[:, 2] * (0.5 + 0.5 * rng.random(8_000) ** 6))
+    inputs, weights = inputs_of(rows.sums), fit._weights(rows)
+    for _ in range(3):
+        other = fit._weights(replace(rows, sums=rows.sums * (1 + 1e-6 * rng.standard_normal(rows.sums.shape))))
+        np.testing.assert_allclose(inputs @ other, inputs @ weights, atol=2e-3)  # shares of the limit
 
 
 def test_a_snapshot_weighs_as_much_as_its_limits() -> None:
