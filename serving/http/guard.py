@@ -17,6 +17,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
+from starlette.middleware.cors import CORSMiddleware
+
 from reclaim.serving.http.tokens import Tokens
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.errors import (
@@ -62,6 +64,11 @@ _NO_SUCH: Final = {
 }  # fmt: skip
 _PART_BYTES: Final = 2**20
 """Bytes of an answer that are handed to the connection at once; ``settings.reading_timeout_s`` is the time for them."""
+_PAGES: Final[dict[str, Any]] = {
+    "allow_methods": ("GET", "POST"), "allow_headers": ("content-type", "accept", "x-request-id"),
+    "expose_headers": ("retry-after", "x-request-id"),
+}  # fmt: skip
+"""What a page of a listed origin may send, and read of an answer beside its body."""
 _SINGLE: Final = (b"authorization", b"content-type", b"origin")
 """Headers that may come only once: of two, the guard would check one, and a route read the other. The server checks
 ``Host``."""
@@ -109,11 +116,16 @@ class Guard:
         self._app = app
         self._find = runtime
         self._bounds: _Bounds | None = None
+        self._handle_page: App | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, refuse or forward."""
         if scope["type"] == "http":
-            await self._handle(scope, receive, send)
+            bounds = self._bounds_now()
+            handle: App = self._handle
+            if self._handle_page is not None and bounds is not None and bounds.is_listed(scope["headers"]):
+                handle = self._handle_page
+            await handle(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, self._checked_start(send))
         else:
@@ -131,7 +143,9 @@ class Guard:
 
     def _bounds_now(self) -> _Bounds | None:
         if self._bounds is None and (service := self._find()) is not None:
-            self._bounds = _Bounds(service)
+            self._bounds = bounds = _Bounds(service)
+            if bounds.origins and not bounds.tokens.asked:
+                self._handle_page = CORSMiddleware(self._handle, tuple(bounds.origins), **_PAGES)
         return self._bounds
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,7 +223,7 @@ class _Bounds:
         self.held_bytes = 0
         self.tokens = Tokens(self.settings)
         self._hosts = {"localhost", *_listed(self.settings.allowed_hosts)}
-        self._origins = _listed(self.settings.allowed_origins)
+        self.origins = _listed(self.settings.allowed_origins)
         self._good_hosts: set[bytes] = set()
 
     def hold(self, n_bytes: int) -> None:
@@ -218,6 +232,10 @@ class _Bounds:
             message = f"{self.held_bytes} bytes are under way, and the service takes no more at once"
             raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
         self.held_bytes += n_bytes
+
+    def is_listed(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Return whether a request comes from a web page of a listed origin, whose browser asks for its headers."""
+        return any(name == b"origin" and value.decode("latin-1") in self.origins for name, value in headers)
 
     def check_source(self, headers: Mapping[bytes, bytes]) -> None:
         """Refuse a web page without a token: one of another origin, or one that uses a host name of its own."""
@@ -236,7 +254,7 @@ class _Bounds:
                 self._good_hosts.add(host)
         if b"origin" in headers:
             origin = headers[b"origin"].decode("latin-1").lower()
-            if origin.partition("://")[2] != host.decode("latin-1") and origin not in self._origins:
+            if origin.partition("://")[2] != host.decode("latin-1") and origin not in self.origins:
                 raise RequestError(
                     FORBIDDEN, "foreign_origin",
                     f"web pages of {origin[:_SHOWN_PATH]!r} may not call this service: list the origin in "

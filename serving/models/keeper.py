@@ -139,7 +139,7 @@ class ModelKeeper:
     shadow : callable
         Called with the model to score next to the served one, or None.
     refused : callable
-        Called for every refused model.
+        Called for every model that is refused in the served one's place; a refused shadow is in ``status`` alone.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ModelKeeper:
     ) -> None:
         self._settings = settings
         self._main = _Followed(settings.model, promote, refused)
-        self._shadow = _Followed(settings.shadow, shadow, refused)
+        self._shadow = _Followed(settings.shadow, shadow, lambda: None)
         self._set_shadow = shadow
         self._cache = model_cache(settings)
         self._reader = RegistryReader()

@@ -456,6 +456,27 @@ def test_a_page_of_another_origin_is_refused_with_the_remedy(origin: str) -> Non
         assert answer(guard, "POST", "/v1/echo/x", headers={**headers, "origin": allowed}, parts=(b"x",)).status == 200
 
 
+def test_a_browser_lets_a_page_of_a_listed_origin_call_and_read_and_no_other_page(token_file: Path) -> None:
+    ours, other = {"origin": "https://tools.example"}, {"origin": "https://evil.example"}
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    allowed = "access-control-allow-origin"
+    guard, fake = guarded(allowed_origins="https://tools.example")
+    first = answer(guard, "OPTIONS", "/v1/echo/x", headers={**ours, **asks})
+    assert (first.status, first.headers[allowed]) == (200, "https://tools.example")
+    assert "POST" in first.headers["access-control-allow-methods"]
+    assert "content-type" in first.headers["access-control-allow-headers"]
+    for headers, status in (({}, 200), ({"content-type": "text/plain"}, 415)):  # the page reads a refusal, too
+        reply = answer(guard, "POST", "/v1/echo/x", headers={**ours, **headers}, parts=(b"x",))
+        assert (reply.status, reply.headers[allowed]) == (status, "https://tools.example")
+        assert "x-request-id" in reply.headers["access-control-expose-headers"]
+    assert [status for *_, status, _ in fake.done] == [200, 415]
+    for headers in (other, {**other, **asks}):
+        refused = answer(guard, "OPTIONS", "/v1/echo/x", headers=headers)
+        assert refused.status == 403 and allowed not in refused.headers
+    for bounds in ({}, {"allowed_origins": "https://tools.example", "token_file": token_file}):
+        assert allowed not in answer(guarded(**bounds)[0], "POST", "/v1/echo/x", headers=ours, parts=(b"x",)).headers
+
+
 def test_metrics_and_probes_are_asked_for_under_any_name_and_a_token_is_proof_enough(token_file: Path) -> None:
     foreign = {"host": "reclaim.monitoring.svc:3000", "origin": "https://evil.example"}
     guard, _ = guarded()

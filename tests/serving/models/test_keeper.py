@@ -513,6 +513,7 @@ def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(
     status = keeper.status()
     assert status.shadow_version == "2"
     assert "feature pipeline another" in str(status.shadow_problem)
+    assert registry.refusals == 0  # the alert of a refused promotion is for the served model
     assert status.refused is None
     registry.point("candidate", "1")
     keeper.check()
