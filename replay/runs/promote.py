@@ -99,7 +99,7 @@ def promote(
     ConfigError
         No dataset is named, or one of the models was trained on validation rows of it.
     ModelError
-        There is no such version.
+        There is no such version, or the champion became another one meanwhile.
     """
     found = tracking.resolve_model(reference)
     champion = tracking.find_version(f"{found.name}@{tracking.CHAMPION}")
@@ -130,6 +130,10 @@ def promote(
 
 
 def _moved(found: ModelVersion, before: str | None, why: str, rows: list[dict[str, Any]]) -> Promotion:
+    """Move the alias, unless it was moved while this one was compared: it was not compared with that version."""
+    champion = tracking.find_version(f"{found.name}@{tracking.CHAMPION}")
+    if champion is not None and champion.version not in (before, found.version):
+        raise ModelError(f"{found.name}/{champion.version} became the champion meanwhile; run again to compare with it")
     tracking.move_alias(found, tracking.CHAMPION)
     return Promotion(found.name, found.version, before, found.version != before, why, rows)
 

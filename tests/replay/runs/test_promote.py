@@ -85,6 +85,25 @@ def test_the_same_model_again_is_not_worse(dataset: Path, registry: Registry) ->
     assert {(row["difference"], row["verdict"]) for row in promotion.comparison} == {(0.0, "within the noise")}
 
 
+def test_a_champion_that_another_process_set_meanwhile_stays_until_the_candidate_is_compared_with_it(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def promoted_meanwhile(*_: Any) -> list[dict[str, Any]]:
+        registry.champion = meanwhile
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_compared", promoted_meanwhile)
+        meanwhile = "3"
+        with pytest.raises(ModelError, match=r"reclaim/3 became the champion meanwhile; run again"):
+            promote([dataset], "reclaim/2")
+        assert registry.champion == "3"
+        registry.champion, meanwhile = "1", "2"  # twice at once
+        assert promote([dataset], "reclaim/2").moved
+    registry.champion = "3"
+    assert promote([dataset], "reclaim/2").before == "3"
+
+
 def test_a_champion_of_another_release_gives_way_to_what_is_not_worse_than_the_built_in_model(
     dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
