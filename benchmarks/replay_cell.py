@@ -12,6 +12,7 @@ after an interruption, the script makes the missing ones.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -24,15 +25,17 @@ import pandas as pd
 from benchmarks.replay_tables import replays
 from reclaim.data.core.files import replaced_folder
 from reclaim.replay.runs.catalogue import EXPERIMENTS
+from reclaim.training.estimators.registry import ESTIMATORS
 
 SERIES = ("bitbrains_faststorage", "azure_2017")
 """Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
+_ALL = json.dumps(list(ESTIMATORS))
 _FEW = '["borg", "moving-max", "autopilot-percentile", "limit"]'
 _SUMS = '["borg", "vpa", "moving-max", "autopilot-percentile", "krr"]'  # the best sums of machines
 _SETTINGS = {
     "margins": {"estimators": _FEW, "online": "false"},
-    "frontier": {},  # everyone's
-    "frontier-24h": {"horizon_s": "86400", "estimators": _FEW},  # the horizon of the EuroSys'21 study
+    "frontier": {"estimators": _ALL},
+    "frontier-24h": {"horizon_s": "86400", "estimators": _ALL},  # the horizon of the EuroSys'21 study
     "compaction": {"estimators": _FEW, "checkpoints": "8"},
     "compaction-by-reservation": {"estimators": _FEW, "checkpoints": "8", "production_by_limit": "false"},
     "ratios": {"estimators": _FEW},
