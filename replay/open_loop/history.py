@@ -104,7 +104,7 @@ def current_reservations(reservation: NDArray[np.float64], history: History) -> 
     """Return the reservation current as each row's window began, from the one after each row; shape (n, n_resources).
 
     It is the answer to the task's previous window, at most the limit. A task's first window, and the first one of a new
-    run, began under the limit.
+    run, began under the limit. NaN where the limit is unknown.
     """
     windows = history.windows
     current = np.empty(reservation.shape)
@@ -126,4 +126,4 @@ def _current_reservations(
         for r in range(limit.shape[1]):
             most = limit[i, r]
             answer = most if at_limit else reservation[before, r]
-            current[i, r] = most if np.isnan(answer) or answer > most else answer
+            current[i, r] = answer if answer <= most else most  # an unknown limit leaves no reservation

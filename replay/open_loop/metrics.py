@@ -219,7 +219,7 @@ def _add_rows(
                 or not _violates(target[before], reservation[before], limit[before])
             ):
                 sums[EPISODES] += 1.0
-        if before >= 0:
+        if before >= 0 and limit[before] > 0.0:
             moved = abs(reservation[i] - reservation[before]) / granted
             if moved > CHANGE:  # not where the row before is unknown
                 sums[CHANGES] += 1.0

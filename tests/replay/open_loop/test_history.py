@@ -73,6 +73,14 @@ def test_what_is_in_force_is_the_answer_to_the_window_before_and_never_more_than
     assert current_reservations(reservation, history_of(windows)).tolist() == expected
 
 
+def test_a_task_without_a_limit_has_no_current_reservation(make_windows: Maker) -> None:
+    windows = make_windows([(0.1, 0.1)] * 4)
+    windows.limit[1, 0] = windows.limit[0, 1] = np.nan
+    reservation = np.array([[0.5, 3.0], [2.0, 0.2], [0.3, 0.4], [0.1, 0.1]])
+    expected = [[1.0, np.nan], [np.nan, 1.0], [1.0, 0.2], [0.3, 0.4]]
+    np.testing.assert_array_equal(current_reservations(reservation, history_of(windows)), expected)
+
+
 def test_taking_rows_keeps_the_thread_of_each_task_where_the_row_before_was_taken(make_windows: Maker) -> None:
     history = history_of(make_windows([(0.1, 0.1)] * 4, [(0.1, 0.1)] * 3))
     taken = history.take(np.array([1, 2, 4, 6]))

@@ -138,6 +138,15 @@ def test_changes_are_counted_per_day_where_they_pass_a_hundredth_of_the_limit() 
     assert sums(s, np.array([-1, 0, 0, 0, 0]), 1)[0, POSITION["changes"], 0] == 2
 
 
+def test_an_answer_that_no_limit_bounded_is_no_reservation_to_change_from() -> None:
+    # 3 where no limit is known, then half of the limit of 1, then a quarter: one change
+    s = scored(target=[0.1, 0.1, 0.1], reservation=[1.0, 0.5, 0.25], limit=[NAN, 1.0, 1.0], previous=[-1, 0, 1])
+    s.reservation[0] = 3.0
+    m = measure(s)
+    assert m["changes_per_day"] == pytest.approx(86_400 / 600)
+    assert m["change_size"] == pytest.approx(0.25)
+
+
 def test_a_limit_of_zero_or_none_counts_in_no_statistic_and_does_not_change() -> None:
     s = scored(target=[0.5, 0.5, 0.5], reservation=[0.1, 0.1, NAN], limit=[0.0, NAN, 1.0], previous=[-1, 0, 1])
     assert not sums(s, np.zeros(3, np.int64), 1).any()

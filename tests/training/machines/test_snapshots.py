@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reclaim.data.schema import UNKNOWN_ID
-from reclaim.data.windows import CPU_MEAN, Windows, concatenate, empty_windows
+from reclaim.data.windows import CPU_MEAN, Windows, concatenate, demand, empty_windows
 from reclaim.training.machines.samples import TaskSamples
 from reclaim.training.machines.snapshots import Floats, Snapshots, lay_out_cell, slot_s_of
 
@@ -127,3 +129,54 @@ def test_what_a_predictor_foresees_is_kept_of_the_times_that_are_judged() -> Non
     assert asked == [30]  # once, of all times
     assert cell.foreseen["now"].tolist() == pytest.approx([0.24, 0.25, 0.26])
     assert cell.foreseen["tasks"].tolist() == [2.0] * 3
+
+
+@st.composite
+def moving_tasks(draw: st.DrawFn) -> Windows:
+    """Draw tasks that move between machines, with gaps, overlaps, other lengths, and unknown or changed limits."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    length = int(rng.choice([60, 300, 900]))
+    lengths = rng.integers(5, 40, int(rng.integers(2, 7)))
+    windows = empty_windows(int(lengths.sum()))
+    windows.collection_id[:] = np.repeat(np.arange(len(lengths)), lengths)
+    for rows in np.split(np.arange(len(windows)), np.cumsum(lengths)[:-1]):
+        steps = rng.choice([0.5, 1.0, 1.0, 1.0, 1.0, 2.0, 5.0], len(rows)) * length
+        windows.start_us[rows] = (rng.integers(0, 12) * length + rng.choice([0, 17]) + np.cumsum(steps)) * S
+        changed = np.cumsum(rng.random((2, len(rows))) < 0.1, axis=1)
+        windows.machine_id[rows] = rng.integers(-1, 3, len(rows))[changed[0]]
+        windows.limit[rows, 0] = rng.choice([0.0, 0.5, 1.0, 1.0, np.nan], len(rows))[changed[1]]
+    windows.end_us[:] = windows.start_us + (rng.choice([0.3, 1.0, 1.0, 2.0], len(windows)) * length * S).astype(int)
+    windows.usage[:, CPU_MEAN] = rng.choice([0.0, 0.1, 0.4, 1.3, np.nan], len(windows))
+    return windows
+
+
+@settings(max_examples=60, deadline=None)
+@given(moving_tasks(), st.sampled_from([300, 900, 3_600]), st.integers(0, 2**32 - 1))
+def test_machines_laid_out_are_those_of_a_plain_look_at_every_window(
+    windows: Windows, horizon_s: int, seed: int
+) -> None:
+    slot_us, used = slot_s_of(windows) * S, demand(windows)[:, 0]
+    judged = np.random.default_rng(seed).random(len(windows)) < 0.97
+    there: dict[int, dict[int, dict[int, list[int]]]] = {}  # rows by machine, slot and task
+    for i, (machine, start_us, task) in enumerate(
+        zip(windows.machine_id.tolist(), windows.start_us.tolist(), windows.collection_id.tolist(), strict=True)
+    ):
+        if machine != UNKNOWN_ID and np.isfinite(used[i]) and np.isfinite(windows.limit[i, 0]):
+            there.setdefault(machine, {}).setdefault(start_us // slot_us, {}).setdefault(task, []).append(i)
+    expected = []
+    for _, slots in sorted(there.items()):
+        for now, tasks in sorted(slots.items()):
+            until_us = now * slot_us + horizon_s * S
+            within = [slot for slot in slots if now < slot and slot * slot_us <= until_us]
+            if not within or not any(until_us <= slot * slot_us <= until_us + slot_us for slot in slots):
+                continue
+            limit = {task: windows.limit[rows[0], 0] for task, rows in tasks.items()}
+            peak = max(
+                sum(min(used[slots[slot][task]].max(), limit[task]) for task in tasks if task in slots[slot])
+                for slot in within
+            )
+            if all(judged[rows[0]] for rows in tasks.values()):
+                expected.append((now * slot_us, pytest.approx(peak), pytest.approx(sum(limit.values()))))
+    found = lay_out_cell(windows, 0, slot_us, horizon_s, judged=judged)
+    of = () if found is None else (found.start_us.tolist(), found.peak.tolist(), found.limit.tolist())
+    assert list(zip(*of, strict=True)) == expected

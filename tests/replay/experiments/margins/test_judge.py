@@ -174,6 +174,16 @@ def test_a_line_of_more_slots_than_points_by_hand(make_windows: Maker) -> None:
     assert (len(hours), hours[1], hours[-1]) == (134, 0.25, pytest.approx(399 / 12))
 
 
+def test_a_window_without_a_limit_is_in_neither_the_reservations_nor_the_limits_of_the_cell(
+    make_windows: Maker,
+) -> None:
+    # two tasks of limits 1, reserved at a half after their first window; the second one's limit is lost in the third
+    windows = make_windows([(0.1, 0.1)] * 4, [(0.1, 0.1)] * 4)
+    windows.limit[6] = np.nan
+    made = over_time(np.full((8, 2), 0.5), lay_out_period(history_of(windows), NO_MACHINES))
+    assert [quarter["reclaimed_share"]["cpu"] for quarter in made["segments"]] == [0.0, 0.5, 0.5, 0.5]
+
+
 def test_the_quarters_cover_the_test_period_without_gap(period: Period) -> None:
     timeline = cell_over_time(period)
     segments = timeline["segments"]
