@@ -255,13 +255,12 @@ def _take(
     for column, type_ in table.columns.items():
         name = quoted(column)
         if column == table.file_column:
-            casts.append(f"{literal(stem_of(stage.rejects.file))} AS {name}")
+            name = literal(stem_of(stage.rejects.file))
+        elif column not in present:
+            casts.append(f"CAST(NULL AS {type_}) AS {name}")
             continue
         if column in padded:
             name = f"nullif(trim({name}, {literal(_BLANKS)}), '')"
-        if column not in present:
-            casts.append(f"CAST(NULL AS {type_}) AS {name}")
-            continue
         raw = f"CAST({name} AS VARCHAR)" if type_ in INTEGERS else name
         casts.append(f"TRY_CAST({raw} AS {type_}) AS {quoted(column)}")
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
@@ -286,6 +285,8 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
         fields = line.decode("utf-8", "replace").split(",")
         integers = [k for k, name in enumerate(table.order) if table.columns[name] in INTEGERS and k < len(fields)]
         return ",", list(table.order), bool(integers) and all(any(c.isalpha() for c in fields[k]) for k in integers)
+    if not line:
+        raise DamagedFileError(f"{file}: empty file")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
