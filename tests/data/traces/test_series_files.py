@@ -242,6 +242,20 @@ def test_blanks_around_the_names_and_values_of_a_file_are_none_of_theirs(tmp_pat
     assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id(" web")}
 
 
+def test_blanks_around_a_value_are_none_of_it_whatever_the_header_has(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used,host,class\nweb,300,1,7,gold\n web ,600,\t ,\t7 , gold\n")
+    text = 'tier = { column = "class", gold = "prod" }\n' + MAPPING + 'machine_id = "host"\n'
+    headless = 'header = ["vm", "t", "used", "host", "class"]\n' + text
+    for name, mapping in (("headed", text), ("headless", headless)):
+        dataset = ingest(tmp_path / "in", tmp_path / name, config(given_mapping(tmp_path, mapping), share=0.4)).dataset
+        rows = [(x[s.COLLECTION_ID], x[s.START_US], x[s.CPU_MEAN], x[s.MACHINE_ID], x[s.TIER])
+                for x in dataset.usage(0).to_pylist()]  # fmt: skip
+        tier = s.TIERS.index("prod")
+        assert rows == [(task_id("web"), 300_000_000, 1.0, 7, tier), (task_id("web"), 600_000_000, None, 7, tier)]
+        assert dict.fromkeys(row[1] for row in names_of(dataset) if row[1] != "vm") == {"web": None}
+
+
 NAMED = MAPPING.replace("cpu_limit = 4.0", 'cpu_limit = "most"')
 
 
