@@ -32,7 +32,7 @@ from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
 from reclaim.data.traces.recorded import recorded
 from reclaim.data.traces.series import NO_TIER, NOT_ISO, series
-from reclaim.data.traces.series_mapping import PUBLISHED, load_mapping, shipped_mappings
+from reclaim.data.traces.series_mapping import ENDINGS, PUBLISHED, load_mapping, shipped_mappings
 from reclaim.data.traces.source import RawTable, Source, find_files
 
 Job = TypeVar("Job")
@@ -208,7 +208,14 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
     if unfinished:
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
-    return [(table, file) for table, found in by_table for file in found]
+    files = [(table, file) for table, found in by_table for file in found]
+    other = [file for _, file in files if source.trace == "series" and not file.name.endswith(ENDINGS)]
+    if other:
+        raise ConfigError(
+            f"{other[0]}: a file of a series ends in .parquet, .csv or .csv.gz; rename it, or name others with 'files' "
+            "in the mapping"
+        )
+    return files
 
 
 def _first(names: list[str], n: int = 6) -> str:
@@ -261,7 +268,7 @@ def _make(
         lengths = _run(pool, make_table, table_jobs, [1] * len(rest), "listing", "table")
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(rest, lengths, strict=True))
     if not any(counts.values()):
-        raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
+        raise TraceError(f"{source_folder}: not one row in {_first(sorted({x.file for x in shards}))}")
     not_read = _not_read(source_folder, source, {file for _, file in files})
     defects = {name: counts.pop(name) for name in DEFECTS}
     warnings = warnings_of(defects, counts["usage"], mapped=config.mapping is not None)

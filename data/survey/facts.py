@@ -53,14 +53,19 @@ def survey(dataset: Dataset) -> dict[str, Any]:
 _WITH_NULLS: Final = ("usage", "events", "collections", "machines", "machine_usage")
 
 
+_COUNTED: Final = ("bytes", "rows", "rejects")
+
+
 def _head(dataset: Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
     read = {}
     for table in dict.fromkeys(entry["table"] for entry in manifest["inputs"]):
         entries = [entry for entry in manifest["inputs"] if entry["table"] == table]
-        sizes = {entry["file"]: entry["bytes"] for entry in entries}  # one file may be read twice for a table
-        read[table] = {"files": len(sizes), "bytes": sum(sizes.values()),
-                       **{k: sum(e[k] for e in entries) for k in ("rows", "rejects")}}  # fmt: skip
+        files: dict[str, dict[str, int]] = {}  # one file may be read twice for a table
+        for entry in entries:
+            known = files.setdefault(entry["file"], dict.fromkeys(_COUNTED, 0))
+            known |= {name: max(known[name], entry[name]) for name in _COUNTED}
+        read[table] = {"files": len(files), **{name: sum(known[name] for known in files.values()) for name in _COUNTED}}
     return {
         **{key: manifest[key] for key in ("name", "nature", "fingerprint", "counts")},
         "trace": manifest["options"]["trace"],

@@ -148,7 +148,7 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
     path = Path(name_or_path)
     if path.is_file():
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ConfigError(f"mapping {name_or_path}: not UTF-8 ({error})") from error
     elif str(name_or_path) in shipped_mappings():
@@ -209,6 +209,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems.append(f"{' and '.join(in_windows)} both name the machine: keep one")
     if "machines" in right:
         problems += _problems_of_machines(right["machines"], of_windows=bool(in_windows))
+    problems += _problems_of_times(right)
     if "columns" in right:
         columns = right["columns"]
         unknown = sorted(columns.keys() - set(MAPPED))
@@ -219,6 +220,19 @@ def _problems(raw: dict[str, Any]) -> list[str]:
             f"columns.{c} must be {_kind_of(c)}, got {v!r}" for c, v in columns.items() if not _is_of_kind(c, v)
         ]
     return problems
+
+
+def _problems_of_times(right: dict[str, Any]) -> list[str]:
+    """Return the times in numbers whose column is a text, too: one column is read as one type."""
+    time, tier = right.get("time", ()), right.get("tier")
+    times = [*([time] if isinstance(time, str) else time), right.get("columns", {}).get(s.SCHEDULED_US)]
+    texts = [right.get(key) for key in ("task", "collection", "machine")]
+    texts += [tier.get(WORDS_OF)] if isinstance(tier, dict) else []
+    return [
+        f"{column!r} is a time, and the name of a task, collection, machine or tier as well: name two columns"
+        for column in times
+        if isinstance(column, str) and column in texts and right.get("time_unit") != ISO
+    ]
 
 
 def _problems_of_tier(tier: str | dict[str, Any]) -> list[str]:

@@ -78,7 +78,7 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     with numbered:
         of_rows = replace(stage, rejects=numbered)
         try:
-            padded = {name for name, own in zip(present, named, strict=True) if name != own}
+            padded = set() if table.closed else {name for name in present if name == name.strip()}
             taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present, padded)
         except DamagedFileError as error:
             if _INVALID_STATE in str(error) and _ends_differ(file):
@@ -255,13 +255,12 @@ def _take(
     for column, type_ in table.columns.items():
         name = quoted(column)
         if column == table.file_column:
-            casts.append(f"{literal(stem_of(stage.rejects.file))} AS {name}")
-            continue
-        if column in padded:
-            name = f"nullif(trim({name}, {literal(_BLANKS)}), '')"
-        if column not in present:
+            name = literal(stem_of(stage.rejects.file))
+        elif column not in present:
             casts.append(f"CAST(NULL AS {type_}) AS {name}")
             continue
+        if column in padded:
+            name = _bare_sql(name)
         raw = f"CAST({name} AS VARCHAR)" if type_ in INTEGERS else name
         casts.append(f"TRY_CAST({raw} AS {type_}) AS {quoted(column)}")
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
@@ -270,6 +269,13 @@ def _take(
         taken = copy_rows(stage, table, relation)
     unknown = [column for column in present if table.closed and column not in table.columns]
     return replace(taken, defects=taken.defects | {table.passed_over(column): taken.rows for column in unknown})
+
+
+def _bare_sql(value: str) -> str:
+    """Return SQL of a value without blanks around it; one of blanks alone is null."""
+    ends = " OR ".join(f"ends_with({value}, {literal(blank)})" for blank in _BLANKS)
+    # a trim takes several times as long as to see that there is none; what begins with a blank is less than '!'
+    return f"CASE WHEN {value} < '!' OR {ends} THEN nullif(trim({value}, {literal(_BLANKS)}), '') ELSE {value} END"
 
 
 def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
@@ -286,6 +292,8 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
         fields = line.decode("utf-8", "replace").split(",")
         integers = [k for k, name in enumerate(table.order) if table.columns[name] in INTEGERS and k < len(fields)]
         return ",", list(table.order), bool(integers) and all(any(c.isalpha() for c in fields[k]) for k in integers)
+    if not line:
+        raise DamagedFileError(f"{file}: empty file")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:

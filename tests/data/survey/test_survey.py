@@ -24,6 +24,7 @@ from reclaim.data.survey.figures import draw
 from reclaim.data.survey.page import render_page, write_page
 from reclaim.data.survey.query import percentiles
 from reclaim.data.survey.tables import summary, tables, text
+from reclaim.data.traces.alibaba_2017_columns import COLUMNS
 from tests.browser import found_in
 
 Make = Callable[..., dict[str, Any]]
@@ -201,6 +202,18 @@ def test_missing_fields_machines_and_rejects_are_counted(facts: dict[str, Any]) 
     assert (reject["lines"], reject["file"], reject["line"]) == (1, "instance_usage-000000000000.json.gz", 6)
     assert facts["head"]["read"]["usage"]["rows"] == 5
     assert facts["collections"]["distinct"] == 3
+
+
+def test_a_line_that_is_read_twice_for_a_table_is_counted_once(tmp_path: Path) -> None:
+    cell = tmp_path / "cell"
+    cell.mkdir()
+    contents = COLUMNS["batch_task"]
+    lines = [f"batch_task.csv,{k},{content},ANY,YES\n" for k, content in enumerate(contents, 1)]
+    (cell / "schema.csv").write_text("file name,field number,content,format,mandatory\n" + "".join(lines))
+    (cell / "batch_task.csv").write_text("100,900,5,9,3,Terminated,50,0.008\n100,900,5,-9,3,Terminated,50,0.008\n")
+    found = ingest(cell, tmp_path / "dataset", IngestConfig(trace="alibaba-2017", max_reject_share=0.5)).dataset
+    read = survey(found)["head"]["read"]["collections"]
+    assert (read["files"], read["rows"], read["rejects"], found.manifest["counts"]["collections"]) == (1, 1, 1, 2)
 
 
 def test_percentiles_are_by_nearest_rank() -> None:

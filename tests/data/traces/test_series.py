@@ -88,7 +88,7 @@ def test_a_number_has_no_underscore(tmp_path: Path) -> None:
 
 def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tmp_path: Path) -> None:
     names = [f"web-{k}" for k in range(120)] + [f"1.{k}" for k in range(60)]
-    names += ["7", "007", "07", "0", "-0", "+7", "1e3", "1000", "0x10", "16", " 7", "true", "-5", "7.0", "nan"]
+    names += ["7", "007", "07", "0", "-0", "+7", "1e3", "1000", "0x10", "16", "true", "-5", "7.0", "nan"]
     names += [str(2**62 + 1), str(2**63 - 1), str(2**63)]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\n" + "".join(f"{name},300,1\n" for name in names))

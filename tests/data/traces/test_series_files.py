@@ -191,6 +191,44 @@ def test_the_name_of_a_file_can_be_a_column(tmp_path: Path, ending: str) -> None
         ingest(tmp_path / "in", tmp_path / "twice", config(named))
 
 
+def test_the_name_of_a_file_is_read_as_the_column_that_the_mapping_makes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("0", "1", "x"):  # a file of each day
+        (tmp_path / "in" / f"{name}.csv").write_text("vm,slot,used\n1,0,1\n1,1,2\n")
+    text = 'file_column = "day"\n' + MAPPING.replace('"t"', "{ day = 86400, slot = 300 }")
+    dataset = ingest(tmp_path / "in", tmp_path / "days", config(given_mapping(tmp_path, text), share=0.4)).dataset
+    assert dataset.usage(0)[s.START_US].to_pylist() == [0, 300_000_000, 86_400_000_000, 86_700_000_000]
+    assert dataset.manifest["rejects"] == {"day is not a double": 2}
+    text = 'file_column = "rank"\n' + MAPPING.replace('"t"', '"slot"') + 'priority = "rank"\n'
+    dataset = ingest(tmp_path / "in", tmp_path / "ranks", config(given_mapping(tmp_path, text), share=0.4)).dataset
+    assert dataset.manifest["rejects"] == {"rank is not a integer": 2}
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.json", "a.csv.bz2", "README"])
+def test_a_file_of_another_ending_that_a_mapping_names_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.csv").write_text("vm,t,used\n1,300,1\n")
+    (tmp_path / "in" / name).write_text("vm\tt\tused\n1\t300\t1\n")
+    mapping = given_mapping(tmp_path, 'files = ["*"]\n' + MAPPING)
+    with pytest.raises(ConfigError, match=rf"{name}: a file of a series ends in \.parquet, \.csv or \.csv\.gz; rename"):
+        ingest(tmp_path / "in", tmp_path / "out", config(mapping))
+
+
+def test_a_gzip_of_an_empty_file_is_damaged_as_the_empty_file_is(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "in" / "b.csv").write_bytes(b"")
+    with pytest.raises(TraceError, match=r"2 damaged files: .*a\.csv\.gz: empty file; .*b\.csv: empty file"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
+def test_an_error_of_no_row_names_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n,300,1\n")  # read for the names, too
+    with pytest.raises(TraceError, match=r"in: not one row in a\.csv$"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=1))
+
+
 def test_blanks_around_the_names_and_values_of_a_file_are_none_of_theirs(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("t; vm;\tused ;\thost\n300; web;\t1.5 ;\t7\n600; web; 2;\t\n")
@@ -202,6 +240,20 @@ def test_blanks_around_the_names_and_values_of_a_file_are_none_of_theirs(tmp_pat
     exact = given_mapping(tmp_path, MAPPING.replace('"vm"', '" vm"'))  # a mapping may name the blanks
     dataset = ingest(tmp_path / "in", tmp_path / "exact", config(exact)).dataset
     assert set(dataset.usage(0)[s.COLLECTION_ID].to_pylist()) == {task_id(" web")}
+
+
+def test_blanks_around_a_value_are_none_of_it_whatever_the_header_has(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used,host,class\nweb,300,1,7,gold\n web ,600,\t ,\t7 , gold\n")
+    text = 'tier = { column = "class", gold = "prod" }\n' + MAPPING + 'machine_id = "host"\n'
+    headless = 'header = ["vm", "t", "used", "host", "class"]\n' + text
+    for name, mapping in (("headed", text), ("headless", headless)):
+        dataset = ingest(tmp_path / "in", tmp_path / name, config(given_mapping(tmp_path, mapping), share=0.4)).dataset
+        rows = [(x[s.COLLECTION_ID], x[s.START_US], x[s.CPU_MEAN], x[s.MACHINE_ID], x[s.TIER])
+                for x in dataset.usage(0).to_pylist()]  # fmt: skip
+        tier = s.TIERS.index("prod")
+        assert rows == [(task_id("web"), 300_000_000, 1.0, 7, tier), (task_id("web"), 600_000_000, None, 7, tier)]
+        assert dict.fromkeys(row[1] for row in names_of(dataset) if row[1] != "vm") == {"web": None}
 
 
 NAMED = MAPPING.replace("cpu_limit = 4.0", 'cpu_limit = "most"')

@@ -118,6 +118,11 @@ def test_a_mapping_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         load_mapping(tmp_path / "mapping.toml")
 
 
+def test_a_mark_of_utf_8_before_a_mapping_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "mapping.toml").write_bytes(b"\xef\xbb\xbf" + MAPPING.encode())
+    assert load_mapping(tmp_path / "mapping.toml").text == MAPPING
+
+
 @pytest.mark.parametrize("glob", ["", ".", "/etc/*.csv", "../*.csv", "a/../../*.csv"])
 def test_a_mapping_names_files_below_the_source_folder_only(tmp_path: Path, glob: str) -> None:
     text = f'files = ["a/*.csv", "{glob}", "..a.csv"]\n' + MAPPING
@@ -142,6 +147,24 @@ def test_the_fingerprint_of_a_dataset_by_a_mapping_of_the_first_keys_stays(tmp_p
     assert {name: sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()} == {
         "azure": "5eebf1570a292685", "bitbrains": "b04435496686ae09", "google-2011-machines": "eb7ab1dbedb6720c",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MAPPING.replace('"vm"', '"t"'),
+        MAPPING.replace('"t"', "{ day = 86400, vm = 300 }"),
+        'collection = "t"\n' + MAPPING,
+        'machine = "t"\n' + MAPPING,
+        'tier = { column = "t" }\n' + MAPPING,
+        MAPPING + 'scheduled_us = "vm"\n',
+    ],
+)
+def test_a_time_in_numbers_and_a_name_are_not_of_one_column(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"'(t|vm)' is a time, and the name of a task, .*: name two columns"):
+        load_mapping(given_mapping(tmp_path, text))
+    if "{ day" not in text:
+        assert load_mapping(given_mapping(tmp_path, text.replace('"s"', '"iso"'))).time == "t"
 
 
 @pytest.mark.parametrize("header", ["[]", '["t", "t"]', "[1]"])
