@@ -270,7 +270,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=17,
+    version=18,
     config=MarginsConfig,
     measure=measure,
     page=page,
