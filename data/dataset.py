@@ -146,6 +146,8 @@ class Dataset:
     def windows(self, bucket: int, *, measured: bool = True, owned: bool = True) -> w.Windows:
         """Return a bucket's usage rows as arrays, sorted by task, then time.
 
+        A window without a start of its run has the last one of its task, as in the service.
+
         Parameters
         ----------
         bucket : int
@@ -169,6 +171,7 @@ class Dataset:
                 if measured:
                     _fill_measured(here, table, self.owners if owned else None)
                 first += len(table)
+        _fill_runs(out)
         if measured and oom_is_recorded(self.manifest):
             out.failed_us[:], out.failed_oom[:] = recorded_failures(
                 out, self.events(bucket, oom_columns(self.manifest))
@@ -363,6 +366,15 @@ def _fill_tasks(out: w.Windows, table: pa.Table) -> None:
     for name in _INTEGERS:
         getattr(out, name)[:] = _integers(table[name])
     out.in_alloc[:] = flags_of(table[s.ALLOC_COLLECTION_ID].is_valid())
+
+
+def _fill_runs(out: w.Windows) -> None:
+    """Write the last start of a run of the same task into each window that has none."""
+    unknown = out.scheduled_us == s.UNKNOWN_ID
+    if unknown.any() and not unknown.all():
+        starts, row = out.task_starts(), np.maximum.accumulate(np.where(unknown, 0, np.arange(len(out))))
+        of_task = row >= np.repeat(starts[:-1], np.diff(starts))
+        out.scheduled_us[:] = np.where(of_task, out.scheduled_us[row], s.UNKNOWN_ID)
 
 
 def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> None:

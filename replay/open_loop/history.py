@@ -103,8 +103,8 @@ def mean_usage(windows: Windows) -> NDArray[np.float64]:
 def current_reservations(reservation: NDArray[np.float64], history: History) -> NDArray[np.float64]:
     """Return the reservation current as each row's window began, from the one after each row; shape (n, n_resources).
 
-    It is the answer to the task's previous window, at most the limit. A task's first window, and the first one of a new
-    run, began under the limit. NaN where the limit is unknown.
+    It is the answer to the task's previous window, at most the limit. A task's first window, the first one of a new
+    run, and one after a window of unknown limit began under the limit. NaN where the limit is unknown.
     """
     windows = history.windows
     current = np.empty(reservation.shape)
@@ -125,5 +125,6 @@ def _current_reservations(
         at_limit = before < 0 or scheduled_us[i] > scheduled_us[before]
         for r in range(limit.shape[1]):
             most = limit[i, r]
-            answer = most if at_limit else reservation[before, r]
+            unbounded = at_limit or np.isnan(limit[before, r])
+            answer = most if unbounded else reservation[before, r]
             current[i, r] = answer if answer <= most else most  # an unknown limit leaves no reservation

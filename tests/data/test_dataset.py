@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,6 +21,7 @@ from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
+from tests import series
 
 
 def write(path: Path, text: str) -> None:
@@ -249,3 +251,16 @@ def test_the_error_of_a_file_that_cannot_be_written_names_it(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError) as raised:
         TableWriter(tmp_path / "none" / "a.parquet", pa.schema([("a", pa.int64())]))
     assert raised.value.filename == f"{tmp_path / 'none' / 'a.parquet'}.partial"
+
+
+def test_a_window_without_a_start_of_its_run_is_of_the_run_of_the_windows_before_it(tmp_path: Path) -> None:
+    started = {"a": ["", "300", "", "1200", "", ""], "b": ["", "900", "900", "", "", "1800"]}
+    lines = [f"{task},{600 + 300 * i},0.1,{run}" for task, of in started.items() for i, run in enumerate(of)]
+    mapping = f'{series.CPU}scheduled_us = "started"'
+    series.write_raw(tmp_path / "raw", ["task,time_s,cpu,started", *lines], mapping)
+    config = IngestConfig(trace="series", mapping=str(tmp_path / "raw" / "mapping.toml"), buckets=1)
+    dataset = ingest(tmp_path / "raw", tmp_path / "dataset", config).dataset
+    for measured in (True, False):
+        windows = dataset.windows(0, measured=measured)
+        found = {tuple(of.tolist()) for of in np.split(windows.scheduled_us // 1_000_000, windows.task_starts()[1:-1])}
+        assert found == {(-1, 300, 300, 1200, 1200, 1200), (-1, 900, 900, 900, 900, 1800)}

@@ -73,10 +73,12 @@ def test_what_is_in_force_is_the_answer_to_the_window_before_and_never_more_than
     assert current_reservations(reservation, history_of(windows)).tolist() == expected
 
 
-def test_a_task_without_a_limit_has_no_current_reservation(make_windows: Maker) -> None:
+def test_a_task_without_a_limit_has_no_current_reservation_and_is_under_its_limit_once_that_is_known(
+    make_windows: Maker,
+) -> None:
     windows = make_windows([(0.1, 0.1)] * 4)
     windows.limit[1, 0] = windows.limit[0, 1] = np.nan
-    reservation = np.array([[0.5, 3.0], [2.0, 0.2], [0.3, 0.4], [0.1, 0.1]])
+    reservation = np.array([[0.5, 0.6], [0.7, 0.2], [0.3, 0.4], [0.1, 0.1]])
     expected = [[1.0, np.nan], [np.nan, 1.0], [1.0, 0.2], [0.3, 0.4]]
     np.testing.assert_array_equal(current_reservations(reservation, history_of(windows)), expected)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -278,3 +278,50 @@ def test_impossible_settings_are_refused_with_the_rule() -> None:
         VpaEstimator(half_life_s=0)
     with pytest.raises(ConfigError, match=r"level must be above 0 and at most 1, got 1\.5"):
         KoordinatorEstimator(level=(0.5, 1.5))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 5, 24, 100, 400]), st.sampled_from([0.0, 0.2, 0.5, 0.98, 1.3, np.nan]), st.booleans()
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_memory_of_the_last_days_is_that_of_a_plain_look_at_all_windows(
+    make_windows: MakeWindows, steps: list[tuple[int, float, bool]]
+) -> None:
+    """Each window ends some hours after the one before, has a share of memory, and may be the first of a new run."""
+    gaps_h, shares, begins = zip(*steps, strict=True)
+    windows = make_windows([0.1] * len(steps), list(shares))
+    windows.end_us[:] = DAY_US // 24 * np.cumsum(gaps_h)
+    windows.scheduled_us[:] = np.cumsum(begins)
+    krr = KrrEstimator(min_samples=1).update(_slot(windows), windows).reservation[:, 1]
+    vpa = VpaEstimator(margin=0.0).update(_slot(windows), windows).reservation[:, 1]
+    end_us = windows.end_us.tolist()
+    killed = [begins[k] and k > 0 and shares[k - 1] >= 0.98 for k in range(len(steps))]
+    peaks: dict[int, float] = {}  # by day of the task's age
+    age = 0
+    for i, now_us in enumerate(end_us):
+        lately = [k for k in range(i + 1) if now_us // DAY_US - end_us[k] // DAY_US < 14]
+        known = [shares[k] * 1.15 for k in lately if not np.isnan(shares[k])]
+        if any(killed[k] for k in lately):
+            known += [1.25] * bool(known)
+        assert krr[i] == pytest.approx(max(known, default=np.nan), rel=1e-6, nan_ok=True)
+        if killed[i]:
+            peaks[age] = 1.2 * max(1.0, peaks[age])
+        age = (now_us - end_us[0]) // DAY_US
+        if not np.isnan(shares[i]):
+            peaks[age] = max(shares[i], peaks.get(age, 0.0))
+        weight = {peak: 0.0 for peak in peaks.values()}
+        for day, peak in peaks.items():
+            weight[peak] += 0.5 ** (age - day) * (age - day < 8)
+        rising = np.array(sorted(weight))
+        up_to = np.cumsum([weight[peak] for peak in rising])
+        if len(rising) and up_to[-1] > 0:
+            peak = rising[np.argmax(up_to >= 0.9 * up_to[-1] * (1 - 1e-9))]
+            assert vpa[i] == pytest.approx(RELATIVE.end_of(RELATIVE.bucket_of(np.array([peak])))[0])
+        else:
+            assert np.isnan(vpa[i])

@@ -177,11 +177,12 @@ def test_a_line_of_more_slots_than_points_by_hand(make_windows: Maker) -> None:
 def test_a_window_without_a_limit_is_in_neither_the_reservations_nor_the_limits_of_the_cell(
     make_windows: Maker,
 ) -> None:
-    # two tasks of limits 1, reserved at a half after their first window; the second one's limit is lost in the third
+    # two tasks of limits 1, reserved at a half after their first window; the second one's limit is lost in the third,
+    # and the fourth begins under it: 1.5 of 2
     windows = make_windows([(0.1, 0.1)] * 4, [(0.1, 0.1)] * 4)
     windows.limit[6] = np.nan
     made = over_time(np.full((8, 2), 0.5), lay_out_period(history_of(windows), NO_MACHINES))
-    assert [quarter["reclaimed_share"]["cpu"] for quarter in made["segments"]] == [0.0, 0.5, 0.5, 0.5]
+    assert [quarter["reclaimed_share"]["cpu"] for quarter in made["segments"]] == [0.0, 0.5, 0.5, 0.25]
 
 
 def test_the_quarters_cover_the_test_period_without_gap(period: Period) -> None:
