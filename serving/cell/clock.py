@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -104,10 +105,14 @@ class CellClock:
         """Fault between the clock and the windows that come, and its remedy; None: no fault."""
         claims = self.claims
         if claims.majority:
-            of_trace = "times of a trace need RECLAIM_CLOCK=trace" if self._unix else "RECLAIM_CLOCK"
+            refused, taken = claims.refused, claims.taken
+            found = f"windows of {refused} tasks were refused recently for their time, and those of {taken} taken"
+            if not self._unix:
+                return f"{found}: the clock stands at {self.present_us} µs (RECLAIM_AHEAD_S; RECLAIM_CLOCK)"
+            moment = datetime.fromtimestamp(self.present_us / _US, UTC)
             return (
-                f"windows of {claims.refused} tasks were refused recently for their time, and those of {claims.taken} "
-                f"taken: the clock stands at {self.present_us} µs (RECLAIM_AHEAD_S; {of_trace})"
+                f"{found}. This machine's clock says {moment:%Y-%m-%d %H:%M:%S} UTC; set it, or the sender's, where "
+                "it is wrong. Times of a trace need RECLAIM_CLOCK=trace"
             )
         if self._unix and self.latest_us > self.bound_us >= 0:
             return (

@@ -49,6 +49,8 @@ _SAID_S: Final = 60.0
 """Interval of lines about how far the history was sent: without a terminal there is no bar."""
 _ROWS: Final = 100_000
 """Windows of one write: 20 MB, well within what a service takes."""
+_AHEAD: Final = "in_the_future"
+"""Code of windows that a service refuses until its clock has come so far."""
 _WITNESSES: Final = 100
 """Tasks in that record: more than are likely to be removed by hand."""
 _LONGEST_DELAY_S: Final = 3600.0
@@ -312,6 +314,7 @@ class Feed:
         self._witnesses = _recorded(folder / PROGRESS, say)
         self._known_us = self._reached_us = 0
         self._written_us = 0
+        self._written_windows = 0
         self._said: dict[str, int] = {}
         self._twice: set[str] = set()
 
@@ -355,6 +358,8 @@ class Feed:
         ------
         AgainError
             The service has lost what was sent.
+        ServiceError
+            It cannot be reached, or refuses; temporary where windows are in the future of its clock.
         """
         if not self.waiting:
             return
@@ -369,7 +374,14 @@ class Feed:
             if failures.num_rows:
                 self._service.tasks_table(failures)
             for low in range(0, windows.num_rows, _ROWS):
-                self._count(self._service.usage_table(windows.slice(low, _ROWS)).write)
+                written = self._service.usage_table(windows.slice(low, _ROWS)).write
+                if _AHEAD in written.refused:
+                    until = _moment(slot.end_us / _US)
+                    raise ServiceError(
+                        f"{self.config.service}: windows until {until} are in the future of its clock; set the clock "
+                        "there, or here, where it is wrong"
+                    )
+                self._count(written)
             if windows.num_rows:
                 first = windows.slice(0, _WITNESSES)
                 keys = zip(*(first[name].to_pylist() for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)), strict=True)
@@ -412,6 +424,9 @@ class Feed:
         refused = {code: n - self._said.get(code, 0) for code, n in self.report.refused.items()}
         self._said = dict(self.report.refused)
         more = "".join(f", {n:,} windows refused as {code}" for code, n in sorted(refused.items()) if n)
+        if self.report.windows == self._written_windows:
+            more += ", without new usage; check the scrapes of cAdvisor, and the clock here"
+        self._written_windows = self.report.windows
         parts = [_share(table, resource, word) for resource, word in (("cpu", "CPU"), ("memory", "memory"))]
         moment = _moment(self._written_us / _US)
         self.say(f"{moment}: {table.num_rows:,} containers, reserved of limits: {', '.join(parts)}{more}")

@@ -222,9 +222,10 @@ class Client:
             raise RefusedError(200, f"answers no JSON ({self.said(answer.decode(errors='replace'))})") from error
         if not isinstance(found, dict) or found.get("status") != "success":
             raise RefusedError(200, "answers without success")
-        if found.get("warnings"):
+        if found.get("warnings") or found.get("isPartial"):  # the second is VictoriaMetrics'
+            said = "; ".join(map(str, found.get("warnings") or ["isPartial"]))
             raise TraceError(
-                f"{self.url}: answers only in part: {self.said('; '.join(map(str, found['warnings'])))}; "
+                f"{self.url}: answers only in part: {self.said(said)}; "
                 "missing usage would make reservations too small, so nothing is taken"
             )
         return found.get("data")
@@ -299,7 +300,7 @@ class Client:
             if status in _TOO_MUCH or (status in _MAY_LIMIT and _LIMIT.search(message)):
                 raise TooMuchError(f"HTTP {status}: {message}")
             if status in (401, 403):
-                if status == 401 and self._access.token_file is not None and not refreshed:
+                if status == 401 and self._access.token_file is not None and left and not refreshed:
                     refreshed = True  # something may have renewed the file
                     continue
                 raise ConfigError(f"{self.url}: HTTP {status}: {message}; check --token-file and --header-file")

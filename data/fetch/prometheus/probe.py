@@ -140,26 +140,38 @@ def choose(client: Client, metric: Metric, start_s: int, end_s: int, transport: 
     # the answer holds only a moment of samples
     moment_ms = (start_s + end_s) // 2 * 1000
     for name in names:
-        if _knows(client, name, metric, moment_ms):
+        problem = _problem(client, name, metric, moment_ms)
+        if problem is None:
             return name
+    if isinstance(problem, TooMuchError):
+        raise TraceError(_unanswered(client, problem)) from problem
+    if isinstance(problem, TraceError) or (isinstance(problem, ConfigError) and transport == AUTO):
+        raise problem  # of the last transport, a query, which every server answers that is up and admits us
     if transport != AUTO:
-        raise ConfigError(f"{client.url}: has no --transport {transport}; leave it out")
-    raise ConfigError(f"{client.url}: knows no way to read raw samples (tried {', '.join(names)}); check --url")
+        raise ConfigError(f"{client.url}: has no --transport {transport} ({problem}); leave it out") from problem
+    tried = f"tried {', '.join(names)}, the last: {problem}"
+    raise ConfigError(f"{client.url}: knows no way to read raw samples ({tried}); check --url") from problem
 
 
-def _knows(client: Client, name: str, metric: Metric, moment_ms: int) -> bool:
+def _unanswered(client: Client, problem: TooMuchError) -> str:
+    return f"{client.url}: does not answer the smallest query ({problem}); run again later"
+
+
+def _problem(client: Client, name: str, metric: Metric, moment_ms: int) -> Exception | None:
+    """Return why a transport cannot be used; None where it can."""
     try:
         if name == "chunks":  # a server without streams answers with samples
             body = remote_read_request(metric, moment_ms, moment_ms + 1000, streamed=True)
             with client.stream("POST", "/api/v1/read", content=body, headers=HEADERS) as parts:
                 for _ in parts:
                     pass
-            return bool(client.content_type.startswith(STREAM_TYPE))
+            streamed = client.content_type.startswith(STREAM_TYPE)
+            return None if streamed else RefusedError(200, f"answers {client.said(client.content_type)}, no stream")
         TRANSPORTS[name](client, metric, moment_ms, moment_ms + 1000)
     except (RefusedError, TooMuchError, OtherEncodingError, TraceError, ConfigError) as error:
         log.info("%s: not read as %s: %s", client.url, name, error)
-        return False  # a gateway may also forbid a path; a query has shown that it admits us
-    return True
+        return error  # a gateway may also forbid a path; a query has shown that it admits us
+    return None
 
 
 def _server(client: Client) -> str:
@@ -169,7 +181,7 @@ def _server(client: Client) -> str:
     except RefusedError as error:
         raise ConfigError(f"{client.url}: no Prometheus API there ({error}); check --url, and its path") from error
     except TooMuchError as error:
-        raise TraceError(f"{client.url}: does not answer the smallest query ({error}); run again later") from error
+        raise TraceError(_unanswered(client, error)) from error
     try:
         info = client.json("/api/v1/status/buildinfo")
     except (RefusedError, TooMuchError, ConfigError):

@@ -207,7 +207,10 @@ def test_with_this_machines_clock_the_windows_of_a_trace_are_named(start: Start)
     memory = start(now_us=2 * 10**15, clock="unix")
     assert memory.clock.problem is None
     assert memory.send(range(3), 9) == {OUTCOMES.index("in_the_past")}
-    assert "windows of 3 tasks were refused recently for their time" in str(memory.clock.problem)
+    assert str(memory.clock.problem) == (
+        "windows of 3 tasks were refused recently for their time, and those of 0 taken. This machine's clock says "
+        "2033-05-18 03:33:20 UTC; set it, or the sender's, where it is wrong. Times of a trace need RECLAIM_CLOCK=trace"
+    )
     old = start(now_us=2 * 10**15, clock="unix")
     assert old.send(range(3), 10**15 // W) == {TAKEN}  # of 2001, played in 2033
     assert "11574 days before this machine's time" in str(old.clock.problem)

@@ -19,7 +19,7 @@ import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.core.files import locked
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.job import shorten_history
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -454,6 +454,36 @@ def test_windows_that_are_refused_are_said(history: Path, service: str, monkeypa
     ]  # fmt: skip
 
 
+def test_windows_in_the_future_of_the_services_clock_are_sent_again_until_it_takes_them(
+    history: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the service's machine is behind, and is set right at 2.4 hours."""
+    write, moment, taken = Client.usage_table, Moment(2.2 * HOUR_S, 2.6 * HOUR_S), set()
+
+    def behind(self: Client, table: pa.Table) -> Any:
+        if moment.now_s < T0 + 2.4 * HOUR_S and max(table[s.END_US].to_pylist()) > (T0 + 2.2 * HOUR_S) * US:
+            found = write(self, table.slice(0, 0))
+            return found._replace(write=found.write.model_copy(update={"refused": {"in_the_future": len(table)}}))
+        taken.update(table[s.END_US].to_pylist())
+        return write(self, table)
+
+    monkeypatch.setattr(Client, "usage_table", behind)
+    said: list[str] = []
+    run(history, service, moment, said=said)
+    assert {(T0 + end_s) * US for end_s in range(300, 9301, 300)} <= taken
+    waits = [line for line in said if "windows until 2026-11-01 10:15 UTC are in the future of its clock" in line]
+    assert len(waits) == 16  # at 8160 s, 8190 s, … 8610 s
+
+
+def test_slots_without_usage_are_said(history: Path, service: str) -> None:
+    """The server answers, and has no samples from 2.4 hours on, as where its scrapes of the kubelets are removed."""
+    said: list[str] = []
+    scraped = cut(SERIES, 0, round((T0 + 2.4 * HOUR_S) * 1000))
+    run(history, service, Moment(2.2 * HOUR_S, 2.6 * HOUR_S), said=said, series=scraped)
+    silent = ["without new usage; check the scrapes of cAdvisor" in line for line in said if "reserved of" in line]
+    assert silent == [False, False, False, False, True, True]  # slots end at 7800, 8100, … 9300 s, samples at 8640 s
+
+
 def test_a_login_that_expires_is_waited_for_and_a_wrong_one_is_said_at_once(history: Path, service: str) -> None:
     said: list[str] = []
     away = (2.5 * HOUR_S, 2.5 * HOUR_S + 400)
@@ -588,7 +618,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(
         run(history, "https://127.0.0.1", moment, service_ca=tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"ends in \.csv, \.parquet, \.prom, got the suffix '\.txt'"):
         FeedConfig(Access("http://127.0.0.1"), out=(Path("r.txt"),))
-    with pytest.raises(ConfigError, match="knows no way to read raw samples"):
+    with pytest.raises(TraceError, match=r"HTTP 500: out of order; given up after 5 tries"):
         run(history, service, moment, failing=(0, 1e9), once=True)
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")

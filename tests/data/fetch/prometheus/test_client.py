@@ -7,6 +7,7 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,17 @@ from reclaim.data.traces.dialect import Metric
 from tests.data.fetch.prometheus.answering import SECRET, Answer, always, ok, serving
 
 
-def test_an_answer_with_warnings_is_a_failed_read() -> None:
-    """Half a cluster's usage is an underestimate."""
-    answer = ok({"resultType": "vector", "result": []}, warnings=["store b is down"])
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"warnings": ["store b is down"]}, "store b is down"), ({"isPartial": True}, "isPartial")],
+)
+def test_an_answer_in_part_is_a_failed_read(more: dict[str, Any], message: str) -> None:
+    """Half a cluster's usage is an underestimate; Thanos says so by warnings, VictoriaMetrics by a mark."""
+    answer = ok({"resultType": "vector", "result": []}, **more)
     with (
         serving(lambda *_: answer) as (url, _),
         Client(Access(url)) as client,
-        pytest.raises(TraceError, match="answers only in part: store b is down"),
+        pytest.raises(TraceError, match=f"answers only in part: {message};"),
     ):
         client.json("/api/v1/query", {"query": "up"})
 
@@ -66,6 +71,18 @@ def test_a_token_is_read_again_when_it_is_refused_and_only_once(tmp_path: Path) 
             client.json("/api/v1/query", {})
         assert SECRET not in str(error.value)
         assert len(came) == 2
+
+
+def test_a_token_that_is_refused_at_the_last_try_is_named(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+
+    def respond(_: str, __: dict[str, str], number: int) -> Answer:
+        return (503, {}, b"starting") if number < client_module.TRIES else (401, {}, b"expired")
+
+    with serving(respond) as (url, _):
+        access = Access(url, token_file=tmp_path / "token", pause_s=0.001)
+        with Client(access) as client, pytest.raises(ConfigError, match="HTTP 401: expired; check --token-file"):
+            client.json("/api/v1/query", {})
 
 
 def test_a_redirection_is_named_and_not_followed(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from reclaim.cli.app import app
 from reclaim.cli.results import of_history
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus import job
-from reclaim.data.fetch.prometheus.client import Access
+from reclaim.data.fetch.prometheus.client import Access, Client
 from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
+from reclaim.data.fetch.prometheus.probe import choose
 from reclaim.data.traces.dialect import load_dialect
 from tests.data.fetch.prometheus.answering import Answer, ok, serving
 
@@ -94,6 +95,27 @@ def test_a_history_goes_on_from_no_other_server(tmp_path: Path, monkeypatch: pyt
         assert not last.exists()
         fetch_history(config, out)
     assert last.read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ((503, {}, b"no backend"), TraceError, "HTTP 503: no backend; given up after 5 tries"),
+        ((401, {}, b"expired"), ConfigError, "HTTP 401: expired; check --token-file"),
+        ((422, {}, b"overloaded"), TraceError, "does not answer the smallest query .HTTP 422: overloaded.; run again"),
+        ((404, {}, b"no page"), ConfigError, "no way to read raw samples .tried .*, the last: HTTP 404: no page.; che"),
+        (ok({}, isPartial=True), TraceError, "answers only in part: isPartial"),
+    ],
+)
+def test_a_fetch_that_goes_on_names_why_the_server_cannot_be_read(
+    answer: Answer, error: type[Exception], message: str
+) -> None:
+    with (
+        serving(lambda *_: answer) as (url, _),
+        Client(Access(url, pause_s=0.001)) as client,
+        pytest.raises(error, match=message),
+    ):
+        choose(client, load_dialect("kubernetes").metrics[0], 0, 7200, "auto")
 
 
 def test_a_fetch_that_goes_on_says_what_the_whole_history_lacks(tmp_path: Path) -> None:
