@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import connect, literal, mismatch, release
+from reclaim.data.core.duck import connect, file_sql, literal, mismatch, release
 from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
@@ -385,7 +385,7 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
     """
     out = staging / "dataset" / "rejects" / REJECTS
     out.parent.mkdir(parents=True, exist_ok=True)
-    found = [literal(str(Path(x.folder) / REJECTS)) for x in shards if x.rejects]
+    found = [file_sql(Path(x.folder) / REJECTS) for x in shards if x.rejects]
     with (
         closing(connect(memory_mib, staging / "spill")) as connection,
         pq.ParquetWriter(out, s.REJECTS) as writer,
@@ -398,7 +398,7 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
             for batch in rows.to_arrow_reader(_REJECTS_AT_ONCE):
                 writer.write_table(pa.table(batch).cast(s.REJECTS))
         writer.close()
-        kept = f"FROM read_parquet({literal(str(out))})"
+        kept = f"FROM read_parquet({file_sql(out)})"
         reasons = dict(connection.execute(
             f"SELECT {s.REJECT_REASON}, count(*) {kept} GROUP BY 1 ORDER BY 2 DESC, 1"
         ).fetchall())  # fmt: skip
