@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -351,6 +352,22 @@ def test_a_name_that_looks_like_a_pattern_of_others_is_that_of_its_own_file(
     mapping = given_mapping(tmp_path, f'files = ["**/*.{ending}"]\n' + MAPPING)
     usage = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset.usage(0)
     assert dict(zip(usage[s.COLLECTION_ID].to_pylist(), usage[s.CPU_MEAN].to_pylist(), strict=True)) == {7: 7.0, 8: 8.0}
+
+
+def test_a_file_whose_name_is_not_utf_8_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / os.fsdecode(b"caf\xe9.csv")).write_text("vm,t,used\n1,300,1\n")
+    with pytest.raises(ConfigError, match=r"in: the name of 'caf.udce9\.csv' is not UTF-8; rename it$"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
+def test_rejects_are_those_of_their_files_in_a_folder_named_as_a_column_of_theirs(tmp_path: Path) -> None:
+    folder = tmp_path / "reason=7" / "line=7"
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n1,600,x\n1,900,1\n")
+    dataset = ingest(folder / "in", folder / "out", config(given_mapping(tmp_path), share=0.5)).dataset
+    assert dataset.manifest["rejects"] == {"used is not a double": 1}
+    assert dataset.table("rejects")["line"].to_pylist() == [3]
 
 
 def test_folders_whose_names_look_like_patterns_are_no_others(tmp_path: Path) -> None:
