@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import os
 import threading
@@ -108,6 +109,11 @@ def mismatch(column: str, type_: str) -> str:
 def literal(text: str) -> str:
     """Return SQL for a string."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def file_sql(file: Path | str) -> str:
+    """Return SQL for the file of a query to read, in whose name the engine would else find a pattern of others."""
+    return literal(glob.escape(str(file)))
 
 
 def quoted(column: str) -> str:

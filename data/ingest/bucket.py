@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.columns import array_of, flags_of, values_of
 from reclaim.data.core.arrays import is_first
-from reclaim.data.core.duck import connect, literal
+from reclaim.data.core.duck import connect, file_sql
 from reclaim.data.core.files import write_json
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import bucket_name
@@ -346,7 +346,7 @@ def make_table(job: TableJob) -> int:
         columns = ", ".join(schema.names)
         sql = f"SELECT DISTINCT {columns} FROM {name} ORDER BY ALL"
         if job.name == "tasks":
-            pieces = ", ".join(literal(str(tasks_piece(job.staging, bucket))) for bucket in range(job.buckets))
+            pieces = ", ".join(file_sql(tasks_piece(job.staging, bucket)) for bucket in range(job.buckets))
             named = ", ".join(f"arg_max({n}, ({s.TIME_US}, {s.EVENT_TYPE}, {n})) AS {n}" for n in _NAMES)
             columns = ", ".join(f"n.{name}" if name in _NAMES else f"t.{name}" for name in schema.names)
             sql = f"""

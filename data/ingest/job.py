@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import connect, literal, mismatch, release
+from reclaim.data.core.duck import connect, file_sql, literal, mismatch, release
 from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
@@ -209,6 +209,8 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     if unfinished:
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
     files = [(table, file) for table, found in by_table for file in found]
+    if odd := [name for _, file in files if not _is_utf_8(name := str(file.relative_to(source_folder)))]:
+        raise ConfigError(f"{source_folder}: the name of {odd[0]!a} is not UTF-8; rename it")
     other = [file for _, file in files if source.trace == "series" and not file.name.endswith(ENDINGS)]
     if other:
         raise ConfigError(
@@ -216,6 +218,14 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
             "in the mapping"
         )
     return files
+
+
+def _is_utf_8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _first(names: list[str], n: int = 6) -> str:
@@ -385,7 +395,7 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
     """
     out = staging / "dataset" / "rejects" / REJECTS
     out.parent.mkdir(parents=True, exist_ok=True)
-    found = [literal(str(Path(x.folder) / REJECTS)) for x in shards if x.rejects]
+    found = [file_sql(Path(x.folder) / REJECTS) for x in shards if x.rejects]
     with (
         closing(connect(memory_mib, staging / "spill")) as connection,
         pq.ParquetWriter(out, s.REJECTS) as writer,
@@ -393,12 +403,12 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
         if found:
             rows = connection.sql(
                 f"SELECT {s.REJECT_FILE}, {s.REJECT_LINE}, min({s.REJECT_REASON}) AS {s.REJECT_REASON} "
-                f"FROM read_parquet([{', '.join(found)}]) GROUP BY 1, 2 ORDER BY 1, 2"
+                f"FROM read_parquet([{', '.join(found)}], hive_partitioning = false) GROUP BY 1, 2 ORDER BY 1, 2"
             )
             for batch in rows.to_arrow_reader(_REJECTS_AT_ONCE):
                 writer.write_table(pa.table(batch).cast(s.REJECTS))
         writer.close()
-        kept = f"FROM read_parquet({literal(str(out))})"
+        kept = f"FROM read_parquet({file_sql(out)}, hive_partitioning = false)"
         reasons = dict(connection.execute(
             f"SELECT {s.REJECT_REASON}, count(*) {kept} GROUP BY 1 ORDER BY 2 DESC, 1"
         ).fetchall())  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import connect, first_line, literal, unreadable
+from reclaim.data.core.duck import connect, file_sql, first_line, unreadable
 from reclaim.data.core.stores.places import broken_off, in_store, opened, reached
 from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import TraceError
@@ -88,7 +88,7 @@ class Tables:
             return sorted((folder / table).glob("*.parquet")) if several else [folder / f"{table}.parquet"]
 
     def _view(self, name: str, files: list[Path]) -> None:
-        listed = ", ".join(literal(str(file)) for file in files)
+        listed = ", ".join(map(file_sql, files))
         rows = f"read_parquet([{listed}], hive_partitioning = false, {ROW} = true)"
         self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS FROM {rows}")
 

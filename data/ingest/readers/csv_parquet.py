@@ -16,6 +16,7 @@ from reclaim.data.core.duck import (
     INTEGERS,
     DamagedFileError,
     check_gzip,
+    file_sql,
     fits_sql,
     literal,
     mismatch,
@@ -68,9 +69,10 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     within = np.empty(0, np.int64) if plain else _lines_within_rows(file, delimiter, len(present))
     mark = "" if plain else '"'
     reader = (
-        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
+        f"read_csv({file_sql(file)}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
+        f"compression = {literal('gzip' if file.name.endswith('.gz') else 'none')}, "
         f"header = {str(headed).lower()}, auto_detect = false, columns = {{{declared}}}, parallel = false, "
-        f"store_rejects = true, rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
+        f"hive_partitioning = false, store_rejects = true, rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
     )
     for name in (_REJECTS, _SCANS):
         stage.connection.execute(f"DROP TABLE IF EXISTS {name}")
@@ -230,7 +232,7 @@ def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
         Its columns are not the format's.
     """
     # a folder named key=value is only a folder: the columns are those in the file
-    reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true, hive_partitioning = false)"
+    reader = f"read_parquet({file_sql(file)}, {_ROW_NUMBER} = true, hive_partitioning = false)"
     try:
         with readable(file):
             described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()

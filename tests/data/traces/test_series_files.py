@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import ingest
+from reclaim.data.survey.facts import survey
 from reclaim.data.traces.series import task_id
 from tests.data.traces.mapped import MAPPING, config, given_mapping, names_of
 
@@ -98,6 +100,18 @@ def test_a_folder_named_key_is_value_adds_no_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"vm": [1], "t": [300]}), file)
     with pytest.raises(SchemaError, match=r"the mapping names columns used, the file has t, vm$"):
         ingest(tmp_path / "in", tmp_path / "lacks", config(mapping))
+
+
+@pytest.mark.parametrize("header", ["", 'header = ["vm", "t", "used"]\n'])
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_a_folder_named_key_is_value_replaces_no_column_of_a_csv_file(tmp_path: Path, ending: str, header: str) -> None:
+    file = tmp_path / "in" / "vm=7" / "used=7" / f"a.{ending}"
+    file.parent.mkdir(parents=True)
+    text = ("" if header else "vm,t,used\n") + "1,300,1.25\n"
+    file.write_bytes(gzip.compress(text.encode()) if ending == "csv.gz" else text.encode())
+    mapping = given_mapping(tmp_path, f'files = ["**/*.{ending}"]\n{header}{MAPPING}')
+    usage = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset.usage(0)
+    assert (usage[s.COLLECTION_ID].to_pylist(), usage[s.CPU_MEAN].to_pylist()) == ([1], [1.25])
 
 
 PUBLISHED_VM = (
@@ -321,6 +335,50 @@ def test_names_with_quotes_and_line_breaks_are_kept(tmp_path: Path) -> None:
     dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED))).dataset
     found = set(dataset.table("tasks")["collection_id"].to_pylist())
     assert found == {task_id(name) for name in ('a"b', '5"disk', "c\nd", "e,f", long)}
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "other"), [("a[1]", "a1"), ("a?", "ab"), ("a*", "ab"), ("[!b]/a", "c/a"), ("{a,b}", "a")]
+)
+def test_a_name_that_looks_like_a_pattern_of_others_is_that_of_its_own_file(
+    name: str, other: str, ending: str, tmp_path: Path
+) -> None:
+    for task, file in ((7, name), (8, other)):
+        path = tmp_path / "in" / f"{file}.{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pd.DataFrame({"vm": [task], "t": [300], "used": [float(task)]})
+        table.to_parquet(path) if ending == "parquet" else table.to_csv(path, index=False)
+    mapping = given_mapping(tmp_path, f'files = ["**/*.{ending}"]\n' + MAPPING)
+    usage = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset.usage(0)
+    assert dict(zip(usage[s.COLLECTION_ID].to_pylist(), usage[s.CPU_MEAN].to_pylist(), strict=True)) == {7: 7.0, 8: 8.0}
+
+
+def test_a_file_whose_name_is_not_utf_8_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / os.fsdecode(b"caf\xe9.csv")).write_text("vm,t,used\n1,300,1\n")
+    with pytest.raises(ConfigError, match=r"in: the name of 'caf.udce9\.csv' is not UTF-8; rename it$"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+
+
+def test_rejects_are_those_of_their_files_in_a_folder_named_as_a_column_of_theirs(tmp_path: Path) -> None:
+    folder = tmp_path / "reason=7" / "line=7"
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n1,600,x\n1,900,1\n")
+    dataset = ingest(folder / "in", folder / "out", config(given_mapping(tmp_path), share=0.5)).dataset
+    assert dataset.manifest["rejects"] == {"used is not a double": 1}
+    assert dataset.table("rejects")["line"].to_pylist() == [3]
+
+
+def test_folders_whose_names_look_like_patterns_are_no_others(tmp_path: Path) -> None:
+    for task, folder in ((8, "in1"), (7, "in[1]")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.csv").write_text(f"vm,t,used\nvm-{task},300,{task}\nvm-{task},x,1\n")
+    mapping = config(given_mapping(tmp_path), share=0.5)
+    made = [ingest(tmp_path / f"in{k}", tmp_path / f"out{k}", mapping).dataset for k in ("1", "[1]")]
+    assert [one.usage(0)[s.COLLECTION_ID].to_pylist() for one in made] == [[task_id("vm-8")], [task_id("vm-7")]]
+    assert [one.table("tasks")[s.COLLECTION_ID].to_pylist() for one in made] == [[task_id("vm-8")], [task_id("vm-7")]]
+    assert [survey(one)["used_of_limits"]["cpu"] for one in made] == [2.0, 1.75]
 
 
 def test_ingest_names_the_first_files_that_were_not_read(tmp_path: Path) -> None:
