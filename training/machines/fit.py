@@ -27,7 +27,7 @@ MOST: Final = 60_000
 _SMOOTH: Final = (0.02, 0.004, 0.001)
 """Half widths, in limits, within which the pinball loss is rounded off, one fit after another."""
 _STOP: Final = {"ftol": 1e-12, "gtol": 1e-8, "maxiter": 5_000, "maxfun": 20_000}
-"""Where the search for the least loss ends. The loss is some thousandths and flat near its least: at the tolerances
+"""End of the search for the least loss. The loss is some thousandths and flat near its least: at the tolerances
 that SciPy starts with, sums that differ in the sixth digit gave other weights (``benchmarks/LOG.md``, 2026-11-29)."""
 _RIDGE: Final = 1e-4
 """Weight of the squared weights of standardised inputs, next to a loss of some thousandths."""
