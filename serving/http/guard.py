@@ -68,7 +68,7 @@ _PAGES: Final[dict[str, Any]] = {
     "allow_methods": ("GET", "POST"), "allow_headers": ("content-type", "accept", "x-request-id"),
     "expose_headers": ("retry-after", "x-request-id"),
 }  # fmt: skip
-"""What a page of a listed origin may send, and read of an answer beside its body."""
+"""Requests that a page of a listed origin may send, and headers of an answer that it may read."""
 _SINGLE: Final = (b"authorization", b"content-type", b"origin")
 """Headers that may come only once: of two, the guard would check one, and a route read the other. The server checks
 ``Host``."""
