@@ -222,7 +222,7 @@ def series(mapping: SeriesMapping, alone: str | None = None) -> Source:
 def _value_sql(mapping: SeriesMapping, column: str, type_: str) -> str:
     """Return SQL of a column of usage, as a type: what the mapping names, its number, or NULL."""
     raw = mapping.columns.get(column)
-    expression = quoted(raw) if isinstance(raw, str) else repr(float(raw)) if isinstance(raw, int | float) else "NULL"
+    expression = quoted(raw) if isinstance(raw, str) else repr(raw) if isinstance(raw, int | float) else "NULL"
     return f"TRY_CAST({expression} AS {type_})"
 
 

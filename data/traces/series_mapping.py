@@ -55,6 +55,8 @@ MAPPED: Final = (
     s.PRIORITY, s.SCHEDULING_CLASS, s.MACHINE_ID, s.SCHEDULED_US, *VECTORS,
 )  # fmt: skip
 """Canonical columns that a mapping may name."""
+_LARGEST: Final = {s.MACHINE_ID: 2**63 - 1, s.PRIORITY: 2**31 - 1, s.SCHEDULING_CLASS: 2**7 - 1}
+"""Columns that are integers, and the largest that each can hold."""
 WORDS_OF: Final = "column"
 """The key of a table ``tier`` that names its column; all others are words of that column."""
 PUBLISHED: Final = "-csv"
@@ -208,7 +210,8 @@ def _problems(raw: dict[str, Any]) -> list[str]:
     if len(in_windows) > 1:
         problems.append(f"{' and '.join(in_windows)} both name the machine: keep one")
     if "machines" in right:
-        problems += _problems_of_machines(right["machines"], of_windows=bool(in_windows))
+        of_windows = "machine" in right or isinstance(right.get("columns", {}).get(s.MACHINE_ID), str)
+        problems += _problems_of_machines(right["machines"], of_windows=of_windows)
     problems += _problems_of_times(right)
     if "columns" in right:
         columns = right["columns"]
@@ -277,12 +280,16 @@ def _kind_of(column: str) -> str:
     if column in VECTORS:
         first, second, *_, last = VECTORS[column]
         return f"a column of lists, or {len(VECTORS[column])} columns of the percentiles {first}, {second} … {last}"
+    if column in _LARGEST:
+        return f"a column name or a whole number from 0 to {_LARGEST[column]}"
     return "a column name" if column == s.SCHEDULED_US else "a column name or a finite number of at least 0"
 
 
 def _is_of_kind(column: str, value: object) -> bool:
     if column in VECTORS and isinstance(value, list):
         return len(value) == len(VECTORS[column]) and all(isinstance(name, str) for name in value)
+    if column in _LARGEST and isinstance(value, int | float):
+        return _is_number(value) and value == int(value) <= _LARGEST[column]
     return isinstance(value, str) or (column not in (s.SCHEDULED_US, *VECTORS) and _is_number(value))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.series_mapping import load_mapping, shipped_mappings
@@ -165,6 +166,30 @@ def test_a_time_in_numbers_and_a_name_are_not_of_one_column(tmp_path: Path, text
         load_mapping(given_mapping(tmp_path, text))
     if "{ day" not in text:
         assert load_mapping(given_mapping(tmp_path, text.replace('"s"', '"iso"'))).time == "t"
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [("priority = 119.6", 2**31 - 1), ("priority = 2147483648", 2**31 - 1), ("scheduling_class = 128", 127),
+     ("machine_id = 9223372036854775808", 2**63 - 1), ("machine_id = 0.5", 2**63 - 1)],
+)  # fmt: skip
+def test_a_number_for_all_rows_of_a_column_of_integers_is_one_that_it_can_hold(
+    tmp_path: Path, line: str, most: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"must be a column name or a whole number from 0 to {most}, got"):
+        load_mapping(given_mapping(tmp_path, f"{MAPPING}{line}\n"))
+
+
+def test_a_number_for_all_rows_arrives_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n12,600,1.5\n")
+    text = f"{MAPPING}machine_id = {2**53 + 1}\npriority = 120.0\n"
+    (row,) = (
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, text))).dataset.usage(0).to_pylist()
+    )
+    assert (row[s.MACHINE_ID], row[s.PRIORITY], row[s.CPU_LIMIT]) == (2**53 + 1, 120, 4.0)
+    with pytest.raises(ConfigError, match="machines without a file are those of the windows: name their column"):
+        load_mapping(given_mapping(tmp_path, text + SAME))
 
 
 @pytest.mark.parametrize("header", ["[]", '["t", "t"]', "[1]"])
