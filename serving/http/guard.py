@@ -121,7 +121,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, refuse or forward."""
         if scope["type"] == "http":
-            bounds = self._bounds_now()
+            bounds = self._bounds or self._bounds_now()
             handle: App = self._handle
             if self._handle_page is not None and bounds is not None and bounds.is_listed(scope["headers"]):
                 handle = self._handle_page
