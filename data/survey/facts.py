@@ -51,9 +51,8 @@ def survey(dataset: Dataset) -> dict[str, Any]:
 
 
 _WITH_NULLS: Final = ("usage", "events", "collections", "machines", "machine_usage")
-
-
 _COUNTED: Final = ("bytes", "rows", "rejects")
+"""Amounts of a file in the manifest, which names it once for each time that it was read for a table."""
 
 
 def _head(dataset: Dataset) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def _head(dataset: Dataset) -> dict[str, Any]:
     read = {}
     for table in dict.fromkeys(entry["table"] for entry in manifest["inputs"]):
         entries = [entry for entry in manifest["inputs"] if entry["table"] == table]
-        files: dict[str, dict[str, int]] = {}  # one file may be read twice for a table
+        files: dict[str, dict[str, int]] = {}
         for entry in entries:
             known = files.setdefault(entry["file"], dict.fromkeys(_COUNTED, 0))
             known |= {name: max(known[name], entry[name]) for name in _COUNTED}

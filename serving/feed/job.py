@@ -29,6 +29,7 @@ from reclaim.data.traces.kubernetes.fold import TaskKey
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
 from reclaim.data.traces.kubernetes.series import copies_in_words
+from reclaim.serving.cell.outcomes import IN_THE_FUTURE, OUTCOMES
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import check_out, with_names, write_named
@@ -49,7 +50,7 @@ _SAID_S: Final = 60.0
 """Interval of lines about how far the history was sent: without a terminal there is no bar."""
 _ROWS: Final = 100_000
 """Windows of one write: 20 MB, well within what a service takes."""
-_AHEAD: Final = "in_the_future"
+_AHEAD: Final = OUTCOMES[IN_THE_FUTURE]
 """Code of windows that a service refuses until its clock has come so far."""
 _WITNESSES: Final = 100
 """Tasks in that record: more than are likely to be removed by hand."""

@@ -80,8 +80,8 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     with numbered:
         of_rows = replace(stage, rejects=numbered)
         try:
-            padded = set() if table.closed else {name for name in present if name == name.strip()}
-            taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present, padded)
+            trimmed = set() if table.closed else {name for name in present if name == name.strip()}
+            taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present, trimmed)
         except DamagedFileError as error:
             if _INVALID_STATE in str(error) and _ends_differ(file):
                 raise DamagedFileError(f"{file}: {_ENDS_DIFFER}") from error
@@ -249,8 +249,9 @@ def _take(
     reader: str,
     number: str,
     present: list[str],
-    padded: Set[str] = frozenset(),
+    trimmed: Set[str] = frozenset(),
 ) -> Taken:
+    """Write the rows that a reader's SQL gives; values of ``trimmed`` columns are read without blanks around them."""
     table = table.named_as(set(present))
     _check_columns(table, file, set(present))
     casts, checks = [], {}
@@ -261,7 +262,7 @@ def _take(
         elif column not in present:
             casts.append(f"CAST(NULL AS {type_}) AS {name}")
             continue
-        if column in padded:
+        if column in trimmed:
             name = _bare_sql(name)
         raw = f"CAST({name} AS VARCHAR)" if type_ in INTEGERS else name
         casts.append(f"TRY_CAST({raw} AS {type_}) AS {quoted(column)}")
