@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from benchmarks.replay_cell import compose, halve, run
+from benchmarks.replay_cell import ALL, compose, halve, run
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.schema import RESOURCES
 
@@ -75,7 +75,7 @@ def main() -> None:
             for horizon in asked.horizons:
                 out = work / f"{name}-{horizon}"
                 if not (out / "results.json").is_file():
-                    options = {"horizon_s": HORIZONS[horizon], "draws": asked.draws}
+                    options = {"horizon_s": HORIZONS[horizon], "draws": asked.draws, "estimators": ALL}
                     pairs = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
                     call(work, "replay", "frontier", dataset, "--out", out.name, "--model", bundle, *pairs)
                 keep(name, horizon, json.loads((out / "results.json").read_text()), asked)

@@ -29,13 +29,14 @@ from reclaim.training.estimators.registry import ESTIMATORS
 
 SERIES = ("bitbrains_faststorage", "azure_2017")
 """Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
-_ALL = json.dumps(list(ESTIMATORS))
+ALL = json.dumps(list(ESTIMATORS))
+"""Every estimator without a model: a rival is shown at its best."""
 _FEW = '["borg", "moving-max", "autopilot-percentile", "limit"]'
 _SUMS = '["borg", "vpa", "moving-max", "autopilot-percentile", "krr"]'  # the best sums of machines
 _SETTINGS = {
     "margins": {"estimators": _FEW, "online": "false"},
-    "frontier": {"estimators": _ALL},
-    "frontier-24h": {"horizon_s": "86400", "estimators": _ALL},  # the horizon of the EuroSys'21 study
+    "frontier": {"estimators": ALL},
+    "frontier-24h": {"horizon_s": "86400", "estimators": ALL},  # the horizon of the EuroSys'21 study
     "compaction": {"estimators": _FEW, "checkpoints": "8"},
     "compaction-by-reservation": {"estimators": _FEW, "checkpoints": "8", "production_by_limit": "false"},
     "ratios": {"estimators": _FEW},
