@@ -14,11 +14,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import LEARNED, STATISTICAL, Results
+from reclaim.replay.experiment import LEARNED, LEARNED_MACHINE, STATISTICAL, Results
 from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, SIDES
+from reclaim.replay.open_loop.machines import UNFITTED
 from reclaim.replay.report.figures import MARGIN_MARKERS, PALETTE, numbers
 
 _OTHER: Final = "#C2C2C2"
+_COLOURS: Final = PALETTE[:-1]  # the last is grey
+_OURS: Final = (LEARNED, LEARNED_MACHINE)
 _MARKERS: Final = {**MARGIN_MARKERS, AS_PUBLISHED: "D"}
 _RATES_SHOWN: Final = (1e-5, 0.3)
 """Ends of the axis of violation rates; lower rates are drawn at the left edge."""
@@ -51,12 +54,14 @@ def _frontier(results: Results, side: Mapping[str, Any] | None, x_label: str) ->
         axes[0].set_ylabel("reclaimed, % of the limits")
         kinds = {e["name"]: e["kind"] for e in results["estimators"]}
         handles = [
-            Line2D([], [], color=colour, linewidth=_width(kinds[name]), linestyle=_dashes(kinds[name]), label=name)
+            Line2D(
+                [], [], color=colour, linewidth=_width(kinds[name]), linestyle=_dashes(name, kinds[name]), label=name
+            )
             for name, colour in colours.items()
         ]
         grey = {kinds[name] for name in side["contenders"] if name not in colours}
         handles += [
-            Line2D([], [], color=_OTHER, linewidth=1.2, linestyle=_dashes(kind), label=f"other {_plural(kind)}")
+            Line2D([], [], color=_OTHER, linewidth=1.2, linestyle=_dashes("", kind), label=f"other {_plural(kind)}")
             for kind in sorted(grey)
         ]
         handles.append(Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle"))
@@ -70,19 +75,23 @@ def _frontier(results: Results, side: Mapping[str, Any] | None, x_label: str) ->
 
 
 def contender_colours(results: Results) -> dict[str, str]:
-    """Return a colour for each learned contender and for the best two of every other kind on either side.
+    """Return a colour for each contender of a model, then for the best and the second of each other kind on each side.
 
     The best reclaim most over the resources and the rates together. A contender has the same colour in both figures;
-    the rest are grey.
+    the rest are grey, as are the second where colours run out.
     """
     sides = [results[side]["contenders"] for side in SIDES if results[side] is not None]
-    chosen: list[str] = []
-    for kind in dict.fromkeys(e["kind"] for e in results["estimators"]):
-        names = [e["name"] for e in results["estimators"] if e["kind"] == kind]
-        for side in sides:
-            ranked = sorted((name for name in names if name in side), key=lambda name: -_strength(side[name]))
-            chosen += names if kind == LEARNED else ranked[:2]
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(chosen))}
+    kinds = {e["name"]: e["kind"] for e in results["estimators"] if any(e["name"] in side for side in sides)}
+    ours = [name for name, kind in kinds.items() if kind in _OURS]
+    ranked = [
+        sorted((name for name in side if kinds[name] == kind), key=lambda name: -_strength(side[name]))
+        for kind in dict.fromkeys(kinds.values())
+        if kind not in _OURS
+        for side in sides
+    ]
+    rivals = [names[place] for place in range(2) for names in ranked if place < len(names)]
+    chosen = list(dict.fromkeys([*ours, *rivals]))[: max(len(ours), len(_COLOURS))]
+    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(chosen)}
 
 
 def _strength(contender: Mapping[str, Any]) -> float:
@@ -98,14 +107,15 @@ def _draw(ax: Axes, results: Results, side: Mapping[str, Any], resource: str, co
     for rate in results["rates"]:
         ax.axvline(rate, color="#DDDDDD", linewidth=1.0, zorder=0)
     tops = []
-    for name in sorted(side["contenders"], key=lambda n: (n in colours, kinds[n] == LEARNED)):
+    coloured = list(colours)[::-1]  # on top of the rest, the first on top of all
+    for name in sorted(side["contenders"], key=lambda n: coloured.index(n) if n in colours else -1):
         of_resource = side["contenders"][name].get(resource)
         if of_resource is None:
             continue
         curve = of_resource["curve"]
         x, y = numbers(curve["violation_rate"]), 100 * numbers(curve["reclaimed_share"])
         colour, width = colours.get(name, _OTHER), _width(kinds[name]) if name in colours else 1.2
-        ax.plot(np.maximum(x, low / 2), y, color=colour, linewidth=width, linestyle=_dashes(kinds[name]))
+        ax.plot(np.maximum(x, low / 2), y, color=colour, linewidth=width, linestyle=_dashes(name, kinds[name]))
         tops.append(np.interp(high, x[::-1], y[::-1]) if len(x) else 0.0)
         for margin, marker in _MARKERS.items():
             point = side["margins"].get(name, {}).get(margin, {}).get(resource)
@@ -136,8 +146,10 @@ def _width(kind: str) -> float:
     return 2.8 if kind == LEARNED else 1.8
 
 
-def _dashes(kind: str) -> Any:
-    return "-" if kind in (LEARNED, STATISTICAL) else (0, (5, 1.5, 1, 1.5))
+def _dashes(name: str, kind: str) -> Any:
+    """Return a line for tasks and for a model's bound, which its estimator of machines often is; else dashes."""
+    unbroken = kind in (LEARNED, STATISTICAL) or name.endswith(f" ({UNFITTED})")
+    return "-" if unbroken else (0, (5, 1.5, 1, 1.5))
 
 
 def _plural(kind: str) -> str:

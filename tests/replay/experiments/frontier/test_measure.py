@@ -13,7 +13,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
-from reclaim.replay.experiment import Source
+from reclaim.replay.experiment import LEARNED, LEARNED_MACHINE, STATISTICAL, Source
 from reclaim.replay.experiments.frontier.figures import contender_colours
 from reclaim.replay.experiments.frontier.measure import EXPERIMENT, FrontierConfig, definitions
 from reclaim.replay.experiments.frontier.page import (
@@ -208,8 +208,25 @@ def test_a_contender_has_one_colour_in_both_figures() -> None:
     estimators = [{"name": name, "kind": "statistical"} for name in ("a", "b", "c", "d")]
     tasks, machines = side(a=0.1, b=0.5, c=0.9, d=0.2), side(a=0.6, b=0.5, c=0.4, d=0.3)
     results = {"estimators": estimators, "tasks": tasks, "machines": machines}
-    assert contender_colours(results) == dict(zip(("c", "b", "a"), PALETTE, strict=False))
+    assert contender_colours(results) == dict(zip(("c", "a", "b"), PALETTE, strict=False))
     assert list(contender_colours({**results, "machines": None})) == ["c", "b"]
+
+
+def test_contenders_of_the_model_have_colours_of_their_own_however_many_rivals_there_are() -> None:
+    kinds = {
+        "model": LEARNED, **{f"s{k}": STATISTICAL for k in range(9)},
+        "fit": LEARNED_MACHINE, "bound": LEARNED_MACHINE, **{f"m{k}": "machine" for k in range(9)},
+    }  # fmt: skip
+    contenders = {name: {"cpu": {"at": [{"of_oracle": k / len(kinds)}]}} for k, name in enumerate(kinds)}
+    tasks = {name: of for name, of in contenders.items() if kinds[name] in (LEARNED, STATISTICAL)}
+    results = {
+        "estimators": [{"name": name, "kind": kind} for name, kind in kinds.items()],
+        "tasks": {"contenders": tasks}, "machines": {"contenders": contenders},
+    }  # fmt: skip
+    colours = contender_colours(results)
+    assert list(colours) == ["model", "fit", "bound", "s8", "m8", "s7", "m7"]
+    assert len(set(colours.values())) == len(colours)
+    assert PALETTE[-1] not in colours.values()
 
 
 def test_what_goes_on_record_has_every_column(results: Results) -> None:
