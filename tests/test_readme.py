@@ -73,3 +73,12 @@ def test_the_example_request_of_the_readme_is_one_the_service_takes() -> None:
     assert body is not None
     request = parse_request(body.group(1).encode())
     assert len(request.tasks[0].windows) == 2
+
+
+def test_the_example_answers_have_no_amount_above_the_limit() -> None:
+    for page in (README, (ROOT / "docs" / "http-api.md").read_text()):
+        request, answer = re.findall(r"/v1/reservations --json '(.*?)'.*?```json\n(.*?)```", page, re.DOTALL)[0]
+        (limit,) = re.findall(r'"limit": {"cpu": ([\d.]+)', request)
+        amounts = re.findall(r'"(?:peak_cpu|reservation)": (?:{"cpu": )?([\d.]+)', answer)
+        assert len(amounts) == 2
+        assert max(map(float, amounts)) <= float(limit)

@@ -1,7 +1,6 @@
 """Decides what counts as a violation and as a machine overrun: usage above what was reserved, by more than rounding.
 
-Each rule is a plain function of numbers or arrays, and the same function compiled into kernels. Numba keeps compiled
-code with the constants it was compiled with, so a change of one of them requires clearing its caches.
+Each rule is a plain function of numbers or arrays, and the same function compiled into kernels.
 """
 
 from __future__ import annotations

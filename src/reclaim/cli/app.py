@@ -298,7 +298,8 @@ def train(
 ) -> None:
     """Train a model, set its margins on validation data and register it as `candidate`.
 
-    The first one is served where it reclaims no less than the built-in model; others wait for `reclaim promote`.
+    The first one is served unless it reclaims over a point of the limits less than the built-in model; others wait for
+    `reclaim promote`.
     """
     from reclaim.config import load_config
     from reclaim.data.core.engine.workers import Engine
