@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 from reclaim.data.core.files import take_lock
 from reclaim.data.dataset import MANIFEST
 from reclaim.data.errors import ConfigError
+from reclaim.serving.http.logs import set_up_logs
 from reclaim.serving.http.process import backlog_of, raise_open_files
 from reclaim.serving.http.tokens import Tokens
 from reclaim.serving.models.cache import start_model
@@ -92,6 +93,8 @@ def serve(
         given = {name: value for name, value in given.items() if value}
         given |= {"state": state and state.absolute()}
         settings = read_settings().model_copy(update=given)
+        if settings.log_json:
+            set_up_logs(as_json=True)  # for warnings of the start, too
         with _leaving_no_empty_folder(settings.state, settings.record):
             if settings.state is not None:
                 _check_state(settings.state)

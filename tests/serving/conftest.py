@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
@@ -31,6 +32,17 @@ def free_port() -> Iterator[int]:
     """Give a free port, reserved while the test runs, so that no other process gets it by chance."""
     with reserved_port() as port:
         yield port
+
+
+@pytest.fixture
+def loggers_as_before() -> Iterator[None]:
+    """Undo what a start does to the handlers of loggers."""
+    loggers = [logging.getLogger(name) for name in (None, "reclaim", "bentoml", "uvicorn", "uvicorn.error", "circus")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

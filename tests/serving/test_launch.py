@@ -95,6 +95,19 @@ def test_the_server_takes_the_process_with_the_model_already_fetched(
     assert os.environ.get("RECLAIM_BUNDLE") is None  # only the server's environment is changed
 
 
+@pytest.mark.usefixtures("loggers_as_before")
+def test_a_log_of_json_has_the_warnings_of_the_start(
+    taken_over: list[Taken], free_port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///nowhere.db")
+    taken(taken_over, port=free_port, state=None, log_json=True)  # no champion: the built-in model, with a warning
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["level"] for line in lines if "the built-in model serves until there is one" in line["message"]] == [
+        "WARNING"
+    ]
+
+
+@pytest.mark.usefixtures("loggers_as_before")
 def test_options_are_handed_on_as_settings(
     taken_over: list[Taken], bundle_folder: Path, free_port: int, token_file: Path, elsewhere: Path,
     monkeypatch: pytest.MonkeyPatch,

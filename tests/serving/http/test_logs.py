@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,7 @@ from reclaim.serving.http.logs import JsonLines, Plain, set_up_logs, without_sec
 ACCESS = logging.getLogger("reclaim.access")
 
 
-@pytest.fixture(autouse=True)
-def _loggers_as_before() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in (None, "reclaim", "bentoml", "uvicorn", "uvicorn.error", "circus")]
-    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, handlers, level, propagate in before:
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("loggers_as_before")
 
 
 def _record(message: str, *args: Any, **extra: Any) -> logging.LogRecord:
