@@ -35,13 +35,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,6 +46,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from benchmarks.bar_tables import (
     BEST,
     BORG,
@@ -160,17 +158,14 @@ def main() -> None:
     models = {name: judged_on(name, model, source.features) for name, model in models.items()}
     seconds: dict[str, float] = {}
     content = {
-        "command": f"python -m benchmarks.bar {arguments.dataset.name}"
-        + (f" --transfer {arguments.transfer.name}" if arguments.transfer else "")
-        + (f" --prior {Path(arguments.prior).name}" if arguments.prior else "")
-        + " --trees" * arguments.trees
-        + (f" --horizon {arguments.horizon}" if arguments.horizon else "")
-        + (f" --rivals {' '.join(arguments.rivals)}" if arguments.rivals != NAMES else ""),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": tracking.git_commit(),
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("reclaim", "torch", "scikit-learn", "numpy", "numba")},
+        **made_by(
+            f"python -m benchmarks.bar {arguments.dataset.name}"
+            + (f" --transfer {arguments.transfer.name}" if arguments.transfer else "")
+            + (f" --prior {Path(arguments.prior).name}" if arguments.prior else "")
+            + " --trees" * arguments.trees
+            + (f" --horizon {arguments.horizon}" if arguments.horizon else "")
+            + (f" --rivals {' '.join(arguments.rivals)}" if arguments.rivals != NAMES else "")
+        ),
         "dataset": facts_of(source),
         "trained_on": facts_of(origin),
         "bootstrap": {**asdict(USUAL), "unit": "collection"},

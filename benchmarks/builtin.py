@@ -32,13 +32,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.config import load_config
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
@@ -59,7 +59,6 @@ from reclaim.training.margins.online import OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.violation import needed
 from reclaim.training.settings import NO_PRIOR, TrainConfig, config_file
-from reclaim.training.tracking import runs as tracking
 
 Floats = NDArray[np.float64]
 
@@ -230,9 +229,9 @@ def main() -> None:
         source.features.check_whole()
     families = [set(pair.split("=")) for pair in asked.family]
     results: dict[str, Any] = {
-        "command": "python -m benchmarks.builtin " + " ".join(path.name for path in asked.datasets)
-        + "".join(f" --family {pair}" for pair in asked.family),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": tracking.git_commit(), "seed": asked.seed,
+        **made_by("python -m benchmarks.builtin " + " ".join(path.name for path in asked.datasets)
+        + "".join(f" --family {pair}" for pair in asked.family)),
+        "seed": asked.seed,
         "horizon_s": HORIZON_S, "datasets": {},
     }  # fmt: skip
     if asked.out.is_file() and (before := json.loads(asked.out.read_text()))["command"] == results["command"]:

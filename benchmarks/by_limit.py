@@ -21,7 +21,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from benchmarks.bar import NAMES, Rows, facts_of, name_of, rows_of, train_model
 from benchmarks.bar_tables import BUDGETS, NETWORK, PUBLISHED
 from reclaim.data.schema import RESOURCES
@@ -82,9 +82,10 @@ def main() -> None:
     history, answers = fold_dataset(source.features, horizon_s=HORIZON_S, makers=makers, seconds={})
     rows = rows_of(history)
     found = {
-        "command": f"python -m benchmarks.by_limit {asked.dataset.name} --work WORK"
-        + (f" --bar benchmarks/results/{asked.bar.name}" if asked.bar else ""),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        **made_by(
+            f"python -m benchmarks.by_limit {asked.dataset.name} --work WORK"
+            + (f" --bar benchmarks/results/{asked.bar.name}" if asked.bar else "")
+        ),
         "dataset": facts_of(source),
         "rivals": list(asked.rivals),
         "leads": [

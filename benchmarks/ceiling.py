@@ -23,13 +23,13 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from benchmarks.bar_tables import BUDGETS, HINDSIGHT, HOURS, NETWORK, ORACLE, PUBLISHED
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES
@@ -48,7 +48,6 @@ from reclaim.training.margins.ladder import N_RUNGS
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TreeConfig
-from reclaim.training.tracking import runs as tracking
 
 CEILING, LIMIT = "ceiling", "limit"
 FOLDS: Final = 3
@@ -86,9 +85,7 @@ def main() -> None:
 
 def _facts(path: Path, horizon_s: int) -> dict[str, Any]:
     return {
-        "command": f"python -m benchmarks.ceiling {path.name} --horizons {horizon_s}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": tracking.git_commit(),
+        **made_by(f"python -m benchmarks.ceiling {path.name} --horizons {horizon_s}"),
         "folds": FOLDS,
         "trees": asdict(TREES),
     }

@@ -28,7 +28,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +39,7 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.data import schema as s
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.core.style import RESOURCE_TITLES, STYLE
@@ -314,8 +314,7 @@ def main() -> None:
     cell, bundle, config = Dataset.open(asked.cell), load_model(asked.model), ReplayConfig(estimators=(), tune=False)
     change_us = FeatureSet.open(asked.cell).cuts_us[1] + _BEFORE_US
     results: dict[str, Any] = {
-        "command": f"python -m benchmarks.drift CELL --model MODEL --work WORK --changes {' '.join(asked.changes)}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        **made_by(f"python -m benchmarks.drift CELL --model MODEL --work WORK --changes {' '.join(asked.changes)}"),
         "cell": {"windows": cell.n_windows, "fingerprint": cell.fingerprint},
         "model": Path(asked.model).name, "seed": asked.seed, "horizon_s": config.horizon_s, "within": WITHIN,
         "changes": {},

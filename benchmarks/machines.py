@@ -22,13 +22,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from benchmarks import made_by
 from benchmarks.replay_cell import ALL, compose, halve, run
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.schema import RESOURCES
@@ -157,9 +157,10 @@ def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Names
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"sets": {}}
     of, kinds = results["machines"], {one["name"]: one["kind"] for one in results["estimators"]}
     content["sets"][f"{name}-{horizon}"] = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python -m benchmarks.machines --sets {name} --horizons {horizon} --machines {asked.machines} "
-        f"--days {asked.days} --train-machines {asked.train_machines} --draws {asked.draws}",
+        **made_by(
+            f"python -m benchmarks.machines --sets {name} --horizons {horizon} --machines {asked.machines} "
+            f"--days {asked.days} --train-machines {asked.train_machines} --draws {asked.draws}"
+        ),
         "dataset": results["dataset"],
         "rates": results["rates"],
         "oracle": of["oracle"],

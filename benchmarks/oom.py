@@ -16,12 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
+from benchmarks import made_by
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.features.feature_set import FeatureSet
@@ -78,11 +75,10 @@ def main() -> None:
     groups = [list(zip(group[::2], group[1::2], strict=True)) for group in asked.test]
     cells = [[test_cell(*of) for of in group] for group in groups]
     content: dict[str, Any] = {
-        "command": f"python -m benchmarks.oom --train {' '.join(p.name for p in asked.train)} "
-        + " ".join("--test " + " ".join(f"{c.name} {t.parent.name}/{t.name}" for c, t in of) for of in groups),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
-        "versions": {name: version(name) for name in ("reclaim", "torch", "numpy", "numba", "scikit-learn")},
+        **made_by(
+            f"python -m benchmarks.oom --train {' '.join(p.name for p in asked.train)} "
+            + " ".join("--test " + " ".join(f"{c.name} {t.parent.name}/{t.name}" for c, t in of) for of in groups)
+        ),
         "horizon_s": HORIZON_S,
         "tests": [[cell.name for cell, _ in group] for group in groups],
         "ends": [foreseeable([(pd.read_parquet(t), Dataset.open(d)) for d, t in group]) for group in groups],

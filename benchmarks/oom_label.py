@@ -19,15 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks import made_by
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.oom import OOM_SHARE, oom_events
@@ -69,12 +66,10 @@ def main() -> None:
         for truth in TRUTHS for k, path in enumerate(datasets)
     ]  # fmt: skip
     content = {
-        "command": "python -m benchmarks.oom_label "
-        + " ".join(f"{d.name} {Path(t.parent.name) / t.name}" for d, t in zip(datasets, truths, strict=True)),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("reclaim", "numpy", "numba", "pandas", "pyarrow")},
+        **made_by(
+            "python -m benchmarks.oom_label "
+            + " ".join(f"{d.name} {Path(t.parent.name) / t.name}" for d, t in zip(datasets, truths, strict=True))
+        ),
         "cells": [_about(d, t) for d, t in zip(datasets, truths, strict=True)],
         "ends_by_cause": ends["cause"].value_counts().to_dict(),
         "in_use_labels_by_cause": in_use.merge(ends, how="left", on=key)["cause"]

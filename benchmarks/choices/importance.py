@@ -13,10 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.data.core.style import STYLE
 from reclaim.data.dataset import Dataset
 from reclaim.features.build import FeatureConfig, build_features
@@ -64,12 +61,10 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [_measure(path, arguments.rows, arguments.repeats, arguments.seed) for path in arguments.datasets]
     content = {
-        "command": f"python -m benchmarks.choices.importance {' '.join(path.name for path in arguments.datasets)} "
-        f"--rows {arguments.rows} --repeats {arguments.repeats} --seed {arguments.seed}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("reclaim", "torch", "numpy")},
+        **made_by(
+            f"python -m benchmarks.choices.importance {' '.join(path.name for path in arguments.datasets)} "
+            f"--rows {arguments.rows} --repeats {arguments.repeats} --seed {arguments.seed}"
+        ),
         "horizon_s": HORIZON_S,
         "datasets": results,
     }

@@ -10,22 +10,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import socket
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import numpy as np
 
+from benchmarks import made_by
 from benchmarks.serving.survival import damaged, killed
 from reclaim.serving.models.loader import find_model
 from reclaim.serving.wire.arrow import MEDIA_TYPE
@@ -276,10 +273,7 @@ def main() -> None:
             code = server.stop()
             tracebacks = server.log.read_text(errors="replace").count("Traceback")
     content = {
-        "command": "python -m benchmarks.serving.attack --model FOLDER",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
-        "versions": {name: version(name) for name in ("reclaim", "bentoml", "uvicorn", "h11", "pyarrow", "numpy")},
+        **made_by("python -m benchmarks.serving.attack --model FOLDER"),
         "seed": arguments.seed,
         "attacks": rows,
         "acknowledged_windows": len(attack.told),

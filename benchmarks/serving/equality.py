@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import concatenate
 from reclaim.features.feature_set import FeatureSet
@@ -35,8 +35,7 @@ def main() -> None:
         lines.append(compare(path, arguments.threads))
         print("  ".join(f"{key} {value}" for key, value in lines[-1].items()), flush=True)
     content = {
-        "command": "python -m benchmarks.serving.equality " + " ".join(path.name for path in arguments.datasets),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        **made_by("python -m benchmarks.serving.equality " + " ".join(path.name for path in arguments.datasets)),
         "pipeline": PIPELINE_VERSION,
         "datasets": lines,
     }

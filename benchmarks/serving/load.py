@@ -24,13 +24,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from benchmarks import made_by
 from benchmarks.serving.callers import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
 from benchmarks.serving.cell import MACHINES, MadeUpCell, bulk, candidates, explained, one_task, one_window
 from benchmarks.serving.machine_sets import SETS, time_sets
@@ -87,11 +86,9 @@ def main() -> None:
         arguments.tasks, arguments.seconds, arguments.rounds = arguments.tasks or 2_000, 0.3, 1
         arguments.soak = None if arguments.soak is None else min(arguments.soak, 0.1)
     found: Json = {
-        "command": "python -m benchmarks.serving.load --model MODEL" + _told(arguments),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        **made_by("python -m benchmarks.serving.load --model MODEL" + _told(arguments)),
         "device": f"{os.cpu_count()} cores, {_memory_gib():.0f} GiB, {platform.machine()}, client on the same cores",
         "load_average": round(os.getloadavg()[0], 2),
-        "versions": {n: version(n) for n in ("reclaim", "bentoml", "uvicorn", "fastapi", "pyarrow", "torch", "numba")},
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="reclaim-benchmark-") as folder:
         if arguments.soak is not None:

@@ -19,10 +19,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import made_by
 from reclaim.data.fetch.prometheus.client import Access, Client
 from reclaim.data.fetch.prometheus.job import PIECES_AT_ONCE, HistoryConfig, fetch_history
 from reclaim.data.fetch.prometheus.reading import read_series
@@ -70,9 +70,8 @@ def main() -> None:
         stored = sum(path.stat().st_size for path in pieces)
         every = sum(len(row.value) for path in pieces for rows_ in read_piece(path).values() for row in rows_)
     result = {
-        "command": f"python -m benchmarks.serving.prometheus_cost --url URL --pid PID --days {arguments.days:g} "
-        f"--end {arguments.end} --repeat {arguments.repeat}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}", "days": arguments.days, "containers": containers,
+        **made_by(f"python -m benchmarks.serving.prometheus_cost --url URL --pid PID --days {arguments.days:g} "
+        f"--end {arguments.end} --repeat {arguments.repeat}"), "days": arguments.days, "containers": containers,
         "samples_of_usage": samples, "samples": every, "bytes_stored": stored, "krr_queries": len(asked),
         "repeat": arguments.repeat, "statistic": "median of the repetitions", "rows": rows,
     }  # fmt: skip

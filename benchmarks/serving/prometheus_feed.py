@@ -19,9 +19,9 @@ import json
 import statistics
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import made_by
 from benchmarks.serving.prometheus_cost import cpu_ms
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.client import Client as Server
@@ -81,8 +81,8 @@ def main() -> None:
         kept = (Path(name) / FOLD).stat().st_size
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     command = "python -m benchmarks.serving.prometheus_feed HISTORY --url URL --pid PID"
-    result = {"command": f"{command} --slots {arguments.slots}",
-              "date": f"{datetime.now(UTC):%Y-%m-%d}", "slots": arguments.slots, "statistic": "median of the slots",
+    result = {**made_by(f"{command} --slots {arguments.slots}"),
+              "slots": arguments.slots, "statistic": "median of the slots",
               "history_windows": fed, "history_s": fed_s, "start_s": again_took_s, "kept_bytes": kept,
               **medians}  # fmt: skip
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -22,13 +21,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import made_by
 from reclaim.data.errors import StoreError
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
@@ -59,11 +57,10 @@ def main() -> None:
     bundle = load_bundle(model)
     began = time.monotonic()
     content = {
-        "command": f"python -m benchmarks.serving.survival --model FOLDER --kills {arguments.kills} "
-        f"--damages {arguments.damages}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
-        "versions": {name: version(name) for name in ("reclaim", "bentoml", "numpy", "numba")},
+        **made_by(
+            f"python -m benchmarks.serving.survival --model FOLDER --kills {arguments.kills} "
+            f"--damages {arguments.damages}"
+        ),
         "killed": killed(model, bundle, arguments.kills),
         "damaged": damaged(bundle, arguments.damages),
         "seconds": 0.0,

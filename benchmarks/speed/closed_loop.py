@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import made_by
 from reclaim.data.dataset import Dataset
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
@@ -71,16 +68,12 @@ def main() -> None:
         lines.append(line)
         print(*(f"{key} {value}" for key, value in line.items()), flush=True)
     content = {
-        "command": command(parser, arguments),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        **made_by(command(parser, arguments)),
         "threads": 1,
         "dataset": dataset.manifest.get("nature", "not stated"),
         "machines_of_the_dataset": len(machines),
         "days": slots.count * slots.slot_s / 86_400,
         "reservations": f"borg, {arguments.margin}",
-        "versions": {name: version(name) for name in ("reclaim", "numpy", "numba")},
         "cells": lines,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.data.windows import CPU_MAX, CPU_MEAN, LEVELS, MEMORY_MAX, MEMORY_MEAN, Windows, empty_windows
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
@@ -62,16 +59,14 @@ def main() -> None:
         lines.append(line)
         print(*(f"{key} {value}" for key, value in line.items() if not isinstance(value, list)), flush=True)
     content = {
-        "command": "python -m benchmarks.speed.estimators"
-        + f" --tasks {arguments.tasks}" * (arguments.tasks != TASKS)
-        + f" --only {' '.join(arguments.only)}" * (arguments.only != list(ESTIMATORS)),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        **made_by(
+            "python -m benchmarks.speed.estimators"
+            + f" --tasks {arguments.tasks}" * (arguments.tasks != TASKS)
+            + f" --only {' '.join(arguments.only)}" * (arguments.only != list(ESTIMATORS))
+        ),
         "threads": THREADS,
         "tasks": arguments.tasks,
         "warm_windows": WARM,
-        "versions": {name: version(name) for name in ("reclaim", "numpy", "numba")},
         "estimators": lines,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

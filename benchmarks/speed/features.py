@@ -37,7 +37,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -45,11 +44,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks import made_by
 from benchmarks.speed.processes import time_command, watch_command
 
 _THREADS = 2
@@ -90,13 +88,11 @@ def main() -> None:
         command = [*_THIS, "contender", "live", str(work), str(arguments.live_tasks)]
         live = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     content = {
-        "command": f"python -m benchmarks.speed.features --machines {arguments.machines} --days {arguments.days:g} "
-        f"--rounds {arguments.rounds} --live-tasks {arguments.live_tasks}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        **made_by(
+            f"python -m benchmarks.speed.features --machines {arguments.machines} --days {arguments.days:g} "
+            f"--rounds {arguments.rounds} --live-tasks {arguments.live_tasks}"
+        ),
         "threads": _THREADS,
-        "versions": {name: version(name) for name in ("reclaim", "polars", "duckdb", "numba", "numpy", "pyarrow")},
         "results": results,
         "equal_rows": agreement,
         "live": live,

@@ -21,16 +21,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import sys
 import tempfile
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks import made_by
 from benchmarks.speed.processes import time_command, watch_command
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.traces.google_v3 import USAGE
@@ -97,15 +95,11 @@ def main() -> None:
             results.append(_line("ingest, large", large, [(seconds, 0.0)], peak))
         _remove(work / "dataset", work / "by-hand.parquet")
     content = {
-        "command": "python -m benchmarks.speed.ingest " + " ".join(
+        **made_by("python -m benchmarks.speed.ingest " + " ".join(
             f"--{key.replace('_', '-')} {value:g}" for key, value in vars(arguments).items()
             if isinstance(value, int | float) and not isinstance(value, bool)
-        ) + " --skip-large" * arguments.skip_large,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        ) + " --skip-large" * arguments.skip_large),
         "load": round(os.getloadavg()[2], 1),
-        "versions": {name: version(name) for name in ("reclaim", "duckdb", "pyarrow", "numba", "isal")},
         "gzip_bytes_per_row": round(usage_bytes / rows),
         "results": results,
     }  # fmt: skip

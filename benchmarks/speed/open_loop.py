@@ -22,21 +22,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.schema import MACHINES
 from reclaim.data.windows import (
@@ -134,12 +131,8 @@ def _options(arguments: argparse.Namespace) -> str:
 
 def _write(out: Path, options: str, content: dict[str, object]) -> None:
     about: dict[str, object] = {
-        "command": f"python -m benchmarks.speed.open_loop {options}".strip(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        **made_by(f"python -m benchmarks.speed.open_loop {options}".strip()),
         "threads": THREADS,
-        "versions": {name: version(name) for name in ("reclaim", "numpy", "numba")},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(about | content, indent=2) + "\n")

@@ -14,13 +14,13 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import made_by
 from reclaim.data.windows import Cell, Windows, empty_windows
 from reclaim.features.fold.stateless import features_of_histories
 from reclaim.features.registry import SLOT_S
@@ -28,7 +28,6 @@ from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.models.scorer import Scorer
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.models.estimator import ForecastEstimator
-from reclaim.training.tracking import runs as tracking
 
 SLOT_US = SLOT_S * 1_000_000
 TASKS_PER_COLLECTION = 10
@@ -113,9 +112,9 @@ def main() -> None:
     print(json.dumps(lines[-1]), flush=True)
     if asked.out is not None:
         results = {
-            "command": f"python -m benchmarks.speed.scoring {asked.bundle.name}"
-            + " --beside MODEL" * (len(bundles) > 1) + f" --tasks {asked.tasks} --threads {asked.threads}",
-            "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": tracking.git_commit(), "threads": asked.threads,
+            **made_by(f"python -m benchmarks.speed.scoring {asked.bundle.name}"
+            + " --beside MODEL" * (len(bundles) > 1) + f" --tasks {asked.tasks} --threads {asked.threads}"),
+            "threads": asked.threads,
             "models": [bundle.kind for bundle in bundles], "lines": lines,
         }  # fmt: skip
         asked.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks import made_by
 from reclaim.data.dataset import Dataset
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -67,13 +65,8 @@ def bytes_of(path: Path) -> int:
 def write(path: Path, cells: list[dict[str, Any]]) -> None:
     """Write the table of the cells that are done."""
     content = {
-        "command": f"python -m benchmarks.speed.sizes --work WORK --cells {' '.join(cell['cell'] for cell in cells)}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        **made_by(f"python -m benchmarks.speed.sizes --work WORK --cells {' '.join(cell['cell'] for cell in cells)}"),
         "nature": "synthetic",
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
-        "versions": {
-            package: version(package) for package in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")
-        },
         "cells": cells,
     }
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -15,15 +15,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +28,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from benchmarks import made_by
 from reclaim.data.dataset import Dataset
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
@@ -253,15 +251,12 @@ def main() -> None:
             seconds = score_on_device(forecaster, x, device, bfloat16=bfloat16)
             note(f"forecast in one pass on {device}" + ", bfloat16" * bfloat16, "tasks", TASKS, seconds)
     content = {
-        "command": "python -m benchmarks.speed.stages "
+        **made_by("python -m benchmarks.speed.stages "
         + (f"--machines {arguments.machines} --days {arguments.days:g}" if arguments.dataset is None
            else f"--dataset {arguments.dataset.name}")
-        + f" --epochs {arguments.epochs} --device {arguments.device} --threads {arguments.threads}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        + f" --epochs {arguments.epochs} --device {arguments.device} --threads {arguments.threads}"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "processor": processor(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")},
         "stages": rows,
     }  # fmt: skip
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
