@@ -502,7 +502,8 @@ class Tracker:
         """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``.
 
         No task is forgotten while no windows arrive, however wrong this machine's time, nor just after, while others
-        have not sent again yet.
+        have not sent again yet. A window is news of its end at least: it may have come, or been read from the log,
+        while this machine's time was behind.
         """
         present_us, latest_us = self.clock.present_us, self.clock.latest_us
         if present_us < 0 or self.clock.resumes:
@@ -511,7 +512,7 @@ class Tracker:
             present_us = min(present_us, latest_us)
         self._ended.forget(present_us - max(KEPT_US, int(self._settings.lateness_s * _US)))
         slot = self._seen(self._slots.all())
-        heard_us = self._tasks["heard_us"][slot]
+        heard_us: Ids = np.maximum(self._tasks["heard_us"][slot], self._tasks[s.END_US][slot])
         return self._slots.key[slot[(heard_us >= 0) & (heard_us + int(self._settings.forget_s * _US) < present_us)]]
 
     def remove(self, gone: Ids) -> None:

@@ -283,6 +283,21 @@ def test_a_restart_is_no_news_of_a_task(start: Callable[..., Service], monkeypat
     soon(lambda: service.tracker.names()[:, 0].tolist() == [1, 4])
 
 
+def test_a_restart_before_this_machines_time_is_set_forgets_no_task(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unix: dict[str, Any] = {"clock": "unix", "forget_s": 3_600.0}
+    monkeypatch.setattr(Service, "now_us", 1_000 * W)
+    service = start(**unix)
+    service.told({"task": 1, "at": 999}, {"task": 2, "at": 999})
+    monkeypatch.setattr(Service, "now_us", W)  # the machine has no clock of its own
+    after = crashed(service, start, **unix)
+    monkeypatch.setattr(Service, "now_us", 1_001 * W)
+    after.told({"task": 1, "at": 1_000})
+    assert after.tracker.expired().tolist() == []
+    assert after.tracker.names()[:, 0].tolist() == [1, 2]
+
+
 def follow_some(service: Service, slots: range) -> None:
     """Tell windows of two tiers whose usage goes up and down, so that some answers are violated."""
     for at in slots:
