@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tqdm import tqdm
 
+from reclaim.data import schema as s
 from reclaim.data.core.engine.workers import HERE, Engine
+from reclaim.data.core.style import SUBJECTS
 from reclaim.data.core.tables import Table
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
@@ -42,6 +44,9 @@ REFERENCE: Final = "borg"
 HEADLINE: Final = "aggressive"
 """Margin of the large figures of a page and of the summary on the console."""
 
+_USAGE: Final = {"cpu": {s.CPU_MEAN, s.CPU_MAX}, "memory": {s.MEMORY_MEAN, s.MEMORY_MAX}}
+"""Columns of usage; a dataset that lacks all of a resource has no measurement of it."""
+
 Results = Mapping[str, Any]
 """Content of ``results.json``: plain JSON, None for unknown values."""
 
@@ -55,6 +60,20 @@ def rests_on(contender: str) -> str:
 def judged(results: Results) -> list[str]:
     """Return the resources for which the dataset of some results has limits; pages and figures show only these."""
     return list(results["dataset"].get("judged") or RESOURCES)
+
+
+def measured(results: Results) -> list[str]:
+    """Return the resources whose usage the dataset of some results has."""
+    return [resource for resource in RESOURCES if not _USAGE[resource] <= set(results["dataset"].get("lacks") or ())]
+
+
+def of_measured(results: Results, numbers: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return numbers by name, None for one whose name speaks of a resource that is not measured."""
+    subjects = [SUBJECTS[resource] for resource in RESOURCES if resource not in measured(results)]
+    return {
+        name: None if any(subject.search(name.replace("_", " ")) for subject in subjects) else number
+        for name, number in numbers.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Client:
         Raises
         ------
         ServiceError
-            No row was taken; RefusedRowsError where the client is strict and a row is refused.
+            The request is refused whole; RefusedRowsError where the client is strict and a row is refused.
         """
         request = windows if isinstance(windows, UsageRequest) else UsageRequest(windows=list(windows))
         asked = {"answer": answer, "margin": margin, "budget": budget, "page_size": page_size, "quantiles": quantiles}
@@ -201,7 +201,7 @@ class Client:
         Raises
         ------
         ServiceError
-            No row was taken; RefusedRowsError where the client is strict and a row is refused.
+            The request is refused whole; RefusedRowsError where the client is strict and a row is refused.
         """
         asked = {"answer": answer, "margin": margin, "budget": budget, "quantiles": quantiles}
         if answer == "none":
@@ -216,7 +216,7 @@ class Client:
         Raises
         ------
         ServiceError
-            No row was taken; RefusedRowsError where the client is strict and a row is refused.
+            The request is refused whole; RefusedRowsError where the client is strict and a row is refused.
         """
         request = TasksRequest(tasks=list(tasks), collections=list(collections))
         return self._accepted(self._ask("POST", "/v1/tasks", WriteAnswer, body=request))

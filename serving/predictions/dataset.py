@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.parallel import THREADS, in_pieces
 from reclaim.data.core.parquet import ROW_GROUP_ROWS
-from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.feature_set import FeatureSet
@@ -68,7 +67,7 @@ def predictions(
     progress: Callable[[float], None] | None = None,
     engine: Engine = HERE,
 ) -> Iterator[pa.Table]:
-    """Yield the predictions of all tasks of a dataset, a bucket for each worker in memory at a time.
+    """Return the predictions of all tasks of a dataset, of a bucket for each worker in memory at a time.
 
     Arguments and errors are those of ``job.predict``.
 
@@ -76,12 +75,27 @@ def predictions(
     equal to the bit to those of the service's own state. A portable model answers at the price that
     it solves for the latest window of every task outside alloc instances.
 
-    Yields
-    ------
-    pyarrow.Table
-        At most ``ROW_GROUP_ROWS`` rows of ``columns.schema_of``, with names where the dataset has them.
+    Returns
+    -------
+    iterator of pyarrow.Table
+        At most ``ROW_GROUP_ROWS`` rows each of ``columns.schema_of``, with names where the dataset has them.
     """
-    opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    features = FeatureSet.open(dataset)
+    if (apart := model.bundle.other_units(features.mean_limit)) is not None:
+        raise ConfigError(f"{dataset}, model {model.name}: {apart}, or name the built-in model, which takes any unit")
+    check_margin(margin)
+    return _predictions(model, features, margin, every_window, progress, engine)
+
+
+def _predictions(
+    model: LoadedModel,
+    features: FeatureSet,
+    margin: str,
+    every_window: bool,
+    progress: Callable[[float], None] | None,
+    engine: Engine,
+) -> Iterator[pa.Table]:
+    opened = features.dataset
     named = Names(opened).added if opened.named else None
     portable = model.bundle.portable
     scorer = Scorer(model, features.folding.cell, THREADS, features.mean_limit if portable else None)
@@ -92,7 +106,7 @@ def predictions(
                 windows, risks = zip(*latest, strict=True)
             begin_us, end_us = features.manifest["span_us"]
             scorer = scorer.priced_for(concatenate([*windows]), np.concatenate(risks), end_us - begin_us)
-        margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
+        margin_of_tier = margins_of(CellQuery(), scorer, margin)
         asked = _Asked(scorer, features, margin_of_tier, ServingSettings(), every_window)
         with closing(pool.each(partial(_answered, asked), buckets)) as answered:
             for done, tables in zip(features.bucket_start[1:].tolist(), answered, strict=True):

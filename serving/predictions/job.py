@@ -112,8 +112,7 @@ def predict(
     check_margin(margin)
     features = FeatureSet.open(dataset)
     loaded = load_model(model)
-    if (apart := loaded.bundle.other_units(features.mean_limit)) is not None:
-        raise ConfigError(f"{dataset}, model {loaded.name}: {apart}, or name the built-in model, which takes any unit")
+    tables = predictions(loaded, dataset, margin=margin, every_window=every_window, progress=progress, engine=engine)
     levels, rows, tasks = loaded.bundle.forecaster.quantile_levels, 0, 0
     about = {
         "dataset": features.manifest["dataset"], "features": features.fingerprint, "model": loaded.name,
@@ -123,9 +122,6 @@ def predict(
     schema = schema.with_metadata({name: str(fact) for name, fact in about.items()})
     out.parent.mkdir(parents=True, exist_ok=True)
     with _writing(out, schema) as write:
-        tables = predictions(
-            loaded, dataset, margin=margin, every_window=every_window, progress=progress, engine=engine
-        )
         for table in tables:
             write(table)
             rows += len(table)

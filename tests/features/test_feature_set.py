@@ -186,6 +186,15 @@ def test_the_command_says_at_which_horizons_no_margin_can_be_set(tmp_path: Path,
     assert [line.split(": ")[0].rpartition("over ")[2] for line in lines] == ([" or ".join(said)] if said else [])
 
 
+def test_where_no_row_has_a_limit_a_longer_history_is_no_remedy(tmp_path: Path) -> None:
+    write_cell(tmp_path / "raw", tasks=6, windows=1_600)
+    mapping = tmp_path / "raw" / "mapping.toml"
+    mapping.write_text("".join(f"{line}\n" for line in mapping.read_text().splitlines() if "_limit" not in line))
+    features = FeatureSet.open(dataset_of(tmp_path / "raw", tmp_path / "dataset", buckets=1).path)
+    (line,) = [line for line in of_features(features, False)[1] if line.startswith("no row for margins has a known")]
+    assert line.endswith("; a row needs a limit, and a later window of its task")
+
+
 def test_a_dataset_without_features_says_which_command_makes_them(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reclaim features .*dataset"):
         FeatureSet.open(dataset.path)

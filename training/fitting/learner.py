@@ -19,7 +19,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import LEARNED, imported
-from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
+from reclaim.training.fitting.sources import NO_ROWS, Source, chosen_rows, hidden_features, rows_in_memory
 from reclaim.training.models.survival import log_loss
 from reclaim.training.settings import TrainConfig
 
@@ -156,9 +156,7 @@ class RowsLearner(Learner):
         chosen = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
         valid = rows_in_memory(sources, chosen)
         if not len(valid):
-            raise HistoryTooShortError(
-                "expected at least 1 validation row, got 0: the trace is too short for the split"
-            )
+            raise HistoryTooShortError(f"expected at least 1 validation row, got 0: {NO_ROWS}")
 
         def objective(tried: TrainConfig, on_epoch: OnEpoch) -> float:  # noqa: ARG001 - none
             h, forecast = (

@@ -29,7 +29,14 @@ from reclaim.training.fitting.devices.distributed import Ranks, joined, own_devi
 from reclaim.training.fitting.devices.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.learner import Fitted, Learner, Objective, OnEpoch, Space, check_known
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
-from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, newest_rows, rows_in_memory
+from reclaim.training.fitting.sources import (
+    NO_ROWS,
+    Source,
+    chosen_rows,
+    hidden_features,
+    newest_rows,
+    rows_in_memory,
+)
 from reclaim.training.models.beyond import Beyond, beyond_of
 from reclaim.training.models.forecaster import Heads
 from reclaim.training.models.network import (
@@ -326,7 +333,7 @@ def fit_network(
     """
     for name, rows in (("training", train), ("validation", valid)):
         if rows is not None and len(rows) == 0:
-            raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
+            raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: {NO_ROWS}")
     train, valid = _placed(train, config), None if valid is None else _placed(valid, config)
     own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
     with cpu_threads(config.threads), torch.random.fork_rng(own):

@@ -33,7 +33,7 @@ from reclaim.training.fitting.devices.on_ray import fit_on_ray
 from reclaim.training.fitting.held_out import mean_limit_of, own_price_notes
 from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.oom_fit import fit_oom
-from reclaim.training.fitting.sources import Source, open_sources, windows_of
+from reclaim.training.fitting.sources import NO_ROWS, Source, open_sources, windows_of
 from reclaim.training.fitting.trained import (
     Scored,
     Trained,
@@ -490,7 +490,7 @@ def _validation_rows(sources: Sequence[Source], horizon_s: int) -> list[NDArray[
     if not sum(map(len, rows)):
         raise HistoryTooShortError(
             f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
-            "the trace is too short for the split"
+            f"{NO_ROWS}"
         )
     y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, rows, strict=True)])
     known_rows(windows_of(sources, rows), y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)])

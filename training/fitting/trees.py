@@ -13,6 +13,7 @@ from tqdm import tqdm
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting.learner import RowsLearner, Space
+from reclaim.training.fitting.sources import NO_ROWS
 from reclaim.training.models.survival import thresholds_of
 from reclaim.training.models.trees import Rows, TreeForecaster, step_inputs, thread_limit
 from reclaim.training.settings import TrainConfig, TreeConfig
@@ -64,7 +65,7 @@ def fit_trees(train: Rows, config: TreeConfig, *, horizon_s: int, seed: int) -> 
         No training row.
     """
     if len(train) == 0:
-        raise HistoryTooShortError("expected at least 1 training row, got 0: the trace is too short for the split")
+        raise HistoryTooShortError(f"expected at least 1 training row, got 0: {NO_ROWS}")
     with thread_limit(config.threads):
         return _fit(train, config, horizon_s, seed)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.margins.answers import Answers, Setting
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded_amounts
@@ -23,6 +23,8 @@ NO_LIMIT: Final = (
     "no row has a limit: a series gets one from its mapping, `cpu_limit`, and any other trace from its events"
 )
 """Cause of an error that a longer history does not cure."""
+_NO_USAGE: Final = "no row has a usage of it: without its limit in the mapping of a series, the resource is left out"
+"""The same for a resource with a limit."""
 TIER_VIOLATIONS: Final = 20
 """Violations that the budget must allow a tier before it gets a setting of its own: with fewer, one task decides."""
 TIER_ROWS: Final = 10_000
@@ -114,11 +116,12 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
     granted = np.any(windows.limit > 0, axis=0)
     for r, resource in enumerate(RESOURCES):
         if not rows[:, r].any() and (granted[r] or not granted.any()):
-            cause = (
-                "the trace ends within the horizon of each, or their tasks have no later windows"
-                if granted.any()
-                else NO_LIMIT
-            )
+            if not granted.any():
+                cause = NO_LIMIT
+            elif np.isnan(demand(windows)[:, r]).all():
+                cause = _NO_USAGE
+            else:
+                cause = "the trace ends within the horizon of each, or their tasks have no later windows"
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
                 f"expected at least 1; {cause}"

@@ -84,7 +84,7 @@ def find_model(reference: str) -> ModelLocation:
         if not folder.is_dir():
             raise ModelError(
                 f"no model {reference!r}: neither NAME@ALIAS, NAME/VERSION, builtin nor an existing folder; "
-                "`reclaim train DATASET` registers reclaim@champion"
+                "`reclaim train DATASET` registers one"
             )
         return ModelLocation(folder.name, LOCAL_VERSION, folder, reference)
     found = resolve_model(reference)

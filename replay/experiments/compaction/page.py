@@ -20,6 +20,7 @@ from reclaim.replay.experiment import (
     Column,
     Results,
     Run,
+    of_measured,
     rests_on,
 )
 from reclaim.replay.open_loop.estimates import LIMIT
@@ -52,16 +53,19 @@ def runs(results: Results) -> list[Run]:
     return [
         Run(
             words={"estimator": name, "margin": margin},
-            metrics={
-                "machines": one["machines"]["value"],
-                "machines_share": one["share"]["value"],
-                "machines_share_low": one["share"]["low"],
-                "machines_share_high": one["share"]["high"],
-                "saved_share": one["saved_share"],
-                "additional_share": one["additional_share"],
-                **{f"{key}_{r}": one[key][r]["value"] for key in ("over", "passed", "used") for r in RESOURCES},
-                **{f"beyond_{r}": one["beyond"][r] for r in RESOURCES},
-            },
+            metrics=of_measured(
+                results,
+                {
+                    "machines": one["machines"]["value"],
+                    "machines_share": one["share"]["value"],
+                    "machines_share_low": one["share"]["low"],
+                    "machines_share_high": one["share"]["high"],
+                    "saved_share": one["saved_share"],
+                    "additional_share": one["additional_share"],
+                    **{f"{key}_{r}": one[key][r]["value"] for key in ("over", "passed", "used") for r in RESOURCES},
+                    **{f"beyond_{r}": one["beyond"][r] for r in RESOURCES},
+                },
+            ),
             tags={"kind": kind},
         )
         for name, kind, margin, one in _contenders(results)

@@ -182,7 +182,10 @@ def machines_table(results: Results, resource: str) -> Table:
 
 
 def runs(results: Results) -> list[Run]:
-    """Return a run of each contender: its reclaimed share at each rate, and the numbers of each of its margins."""
+    """Return a run of each contender: its reclaimed share at each rate, and the numbers of each of its margins.
+
+    Without machines, predictors of machines have no number and no run.
+    """
     recorded = []
     for one in results["estimators"]:
         metrics: dict[str, float | None] = {column.metric: None for column in COLUMNS}
@@ -201,8 +204,9 @@ def runs(results: Results) -> list[Run]:
         for budget, at_budget in results["tasks"]["at_budget"].items():
             for r, compared in at_budget.get(one["name"], {}).items():
                 verdicts[f"at_budget.{budget}.{r}"] = f"{compared['verdict']}, against {compared['against']}"
-        tags = {"kind": one["kind"], **verdicts}
-        recorded.append(Run({"estimator": one["name"]}, metrics, tags=tags))
+        if any(number is not None for number in metrics.values()):
+            tags = {"kind": one["kind"], **verdicts}
+            recorded.append(Run({"estimator": one["name"]}, metrics, tags=tags))
     return recorded
 
 

@@ -223,9 +223,9 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
     return {
         **{name: metric.meaning for name, metric in METRICS.items()},
         "what a reservation must cover": (
-            f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, capped at the "
-            "limit; of memory the largest usage. The mean of the window stands in where the trace has no percentiles "
-            "of CPU, or no largest usage of memory."
+            f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, of memory the "
+            "largest usage, each at most the limit: nothing beyond that is ever reserved. The mean of the window "
+            "stands in where the trace has no percentiles of CPU, or no largest usage of memory."
         ),
         "margin": (
             "Of a statistical estimator a share of the estimate that is added to it, per resource; of a learned one a "
@@ -242,7 +242,8 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         "online": (
             "Begins with the same price, or margin of a statistical estimator, on the first validation row and then "
             "follows the workload: as answers turn out violated or kept, each tier's moves so that the share violated "
-            "stays at the budget. Unseen collections are among the tasks that it follows."
+            "stays at the budget. A model that prices itself, as the built-in one, begins with its own price. Unseen "
+            "collections are among the tasks that it follows."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
         "violates.",

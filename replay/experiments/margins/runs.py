@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from reclaim.data.core.nested import flatten
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import Column, Results, Run
+from reclaim.replay.experiment import Column, Results, Run, of_measured
 from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION
 
 _SHOWN: Final = {"reclaimed": RECLAIMED, "violation": VIOLATION, "of oracle": "efficiency"}
@@ -37,7 +38,7 @@ def runs(results: Results) -> list[Run]:
     in_cells = results.get("closed_loop", {}).get("estimators", ())
     ran = {e["name"]: e["runs"] for e in in_cells}
     judged = {e["name"] for e in results["estimators"]}
-    return [
+    found = [
         _run(
             estimator,
             margin,
@@ -59,6 +60,7 @@ def runs(results: Results) -> list[Run]:
         if one["name"] not in judged
         for margin, summary in one["runs"].items()
     ]
+    return [replace(run, metrics=of_measured(results, run.metrics)) for run in found]
 
 
 def _run(

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from reclaim.data.core.style import INK, STYLE
 from reclaim.data.core.tables import Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import BY_MACHINE, COMPARED, REFERENCE, Column, Results, Run
+from reclaim.replay.experiment import BY_MACHINE, COMPARED, REFERENCE, Column, Results, Run, of_measured
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.figures import estimator_colours
 from reclaim.replay.report.page import runs_table
@@ -71,13 +71,16 @@ def runs(results: Results) -> list[Run]:
         out.append(
             Run(
                 words={"estimator": name, "margin": margin},
-                metrics={
-                    "fewest": fewest,
-                    "fewest_share": None if fewest is None else fewest / results["cell"]["machines"],
-                    "saved_share": None if fewest is None or without is None else 1 - fewest / without,
-                    **{metric: there.get(metric) for metric in (c.metric for c in COLUMNS[3:])},
-                    **there,
-                },
+                metrics=of_measured(
+                    results,
+                    {
+                        "fewest": fewest,
+                        "fewest_share": None if fewest is None else fewest / results["cell"]["machines"],
+                        "saved_share": None if fewest is None or without is None else 1 - fewest / without,
+                        **{metric: there.get(metric) for metric in (c.metric for c in COLUMNS[3:])},
+                        **there,
+                    },
+                ),
                 tags={"kind": estimator["kind"]},
             )
         )

@@ -242,7 +242,7 @@ class Dataset:
 
     @property
     def cell(self) -> Cell:
-        """Largest machine of the cell, and its Monday where the features are built."""
+        """Largest machine and Monday of the cell; ConfigError without features, which record them."""
         from reclaim.features.feature_set import FeatureSet
 
         return FeatureSet.open(self.path).folding.cell

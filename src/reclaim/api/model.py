@@ -244,8 +244,8 @@ class Model:
         SchemaError
             A column is missing or of the wrong type, or a row cannot be used; the message names the first.
         ConfigError
-            ``histories`` is neither, the margin is unknown, the dataset has no features, or ``every_window`` or
-            ``cell`` does not apply to it.
+            ``histories`` is neither, the margin is unknown, the dataset has no features or another unit than the
+            model's, or ``every_window`` or ``cell`` does not apply to it.
 
         Examples
         --------

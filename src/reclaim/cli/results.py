@@ -150,9 +150,14 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     known = built.manifest["targets"]["valid"]
     unknown = [h for h in known[RESOURCES[0]] if not any(known[r][h]["known"] for r in RESOURCES)]
     if unknown:
+        remedy = (
+            "a longer history has some"
+            if len(unknown) < len(known[RESOURCES[0]])
+            else "a row needs a limit, and a later window of its task"
+        )
         lines.append(
             f"no row for margins has a known demand over {' or '.join(unknown)}: at these horizons no margin or price "
-            "can be set; a longer history has some"
+            f"can be set; {remedy}"
         )
     if built.role == "test":
         lines.append("held out (split.role=test): for models trained on other datasets")

@@ -181,8 +181,11 @@ def test_a_dataset_in_another_unit_than_the_models_is_refused_and_a_table_said_t
         with pytest.raises(ConfigError, match="the mean cpu limit is 1,000 times that") if apart else nullcontext():
             predict(dataset.path, out, model=str(folder))
         assert out.exists() == (not apart)
+        model = load_model(str(folder))
+        with pytest.raises(ConfigError, match="the mean cpu limit is 1,000 times that") if apart else nullcontext():
+            predictions(model, dataset.path)  # as `Model.predict` of Python calls it
         caplog.clear()
-        predict_histories(load_model(str(folder)), histories_of(dataset))
+        predict_histories(model, histories_of(dataset))
         assert sum("the mean cpu limit is" in record.getMessage() for record in caplog.records) == apart
 
 

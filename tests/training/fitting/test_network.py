@@ -173,11 +173,11 @@ def test_fitting_stops_when_validation_no_longer_improves() -> None:
     assert len(result.history) == result.best_epoch + 1 + 2
 
 
-def test_no_rows_is_an_error_that_names_the_part() -> None:
+def test_no_rows_is_an_error_that_names_the_part_and_the_setting_that_holds_out_fewer_collections() -> None:
     some, none = rows_of_noise(10, 0), rows_of_noise(0, 0)
-    with pytest.raises(HistoryTooShortError, match="training row"):
+    with pytest.raises(HistoryTooShortError, match=r"training row.*--set split.test_unseen_share=0.01"):
         fit_network(none, some, CONFIG, seed=1)
-    with pytest.raises(HistoryTooShortError, match="validation row"):
+    with pytest.raises(HistoryTooShortError, match=r"validation row.*--set split.test_unseen_share=0.01"):
         fit_network(some, none, CONFIG, seed=1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.windows import MEMORY_MAX, P90, Windows, empty_windows
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, empty_windows
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
 from reclaim.training.margins.answers import Priced, Widened, scores_of
@@ -20,6 +20,7 @@ from reclaim.training.margins.calibrate import (
     calibrate,
     choose_best,
     guarded_reservations,
+    known_rows,
     reclaimed_share,
     violation_share,
 )
@@ -123,13 +124,6 @@ def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
     assert any("0.100% of 20 rows is less than one row" in note for note in found.notes)
 
 
-def test_no_known_row_is_an_error_that_names_the_resource() -> None:
-    target = np.full((5, 2), 0.5)
-    target[:, 1] = np.nan
-    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; the trace ends within"):
-        calibrate(_both(np.ones((5, 2))), _windows(5), target)
-
-
 def test_a_target_above_the_limit_counts_as_the_limit() -> None:
     limit, target = np.full((1, 2), 10.0), np.full((1, 2), 3.0)
     assert violation_share(np.full((1, 2), 10.0), limit, target).tolist() == [0.0, 0.0]
@@ -172,6 +166,18 @@ def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_doe
         HistoryTooShortError, match=r"cpu: 0 of 5 validation rows .*, expected at least 1; no row has a limit"
     ):
         calibrate(estimate, windows, target)
+
+
+def test_no_known_row_is_an_error_that_names_the_resource_and_the_cause() -> None:
+    windows = _windows(5)
+    windows.usage[:, CPU_MEAN] = 1.0
+    target = np.full((5, 2), 0.5)
+    target[:, 1] = np.nan
+    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; no row has a usage of it"):
+        known_rows(windows, target)
+    windows.usage[:, MEMORY_MAX] = 1.0
+    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 .*; the trace ends within the horizon of each"):
+        known_rows(windows, target)
 
 
 def test_each_margin_rests_on_its_own_base_and_medium_is_half_way_between_their_reservations() -> None:

@@ -268,6 +268,16 @@ def test_the_page_shows_every_contender_and_every_term_is_defined(report: Replay
     ].keys()
 
 
+def test_of_memory_that_was_not_measured_a_run_records_nothing_and_not_0(report: ReplayReport) -> None:
+    dataset = report.results["dataset"] | {"lacks": ["memory_max", "memory_mean"]}
+    for run, full in zip(
+        EXPERIMENT.runs({**report.results, "dataset": dataset}), EXPERIMENT.runs(report.results), strict=True
+    ):
+        assert {number for name, number in run.metrics.items() if "memory" in name} == {None}
+        assert {name: full.metrics[name] for name in run.metrics if "memory" not in name}.items() <= run.metrics.items()
+        assert full.metrics["used_memory"] is not None
+
+
 def _changed(report: ReplayReport, name: str, margin: str, **changed: Any) -> dict[str, Any]:
     """Return the results with other numbers of one contender."""
     estimators = [

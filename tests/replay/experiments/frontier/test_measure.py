@@ -260,7 +260,11 @@ def test_what_came_of_every_margin_goes_on_record_violation_severity_and_duratio
     for margin, by_resource in results["tasks"]["margins"]["borg"].items():
         for r, of in by_resource.items():
             assert runs["borg"][f"tasks.{r}.{margin}.reclaimed_share"] == of["reclaimed_share"]
+
+
+def test_predictors_of_machines_have_no_run_where_there_are_no_machines(results: Results) -> None:
     without = EXPERIMENT.runs({**results, "machines": None})
+    assert [run.name for run in without] == ["borg", "percentile"]
     assert not any(k.startswith("machines.cpu.aggressive") for run in without for k in run.metrics)
 
 

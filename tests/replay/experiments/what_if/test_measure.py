@@ -255,6 +255,18 @@ def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -
     assert EXPERIMENT.runs(tried)[0].metrics["saved_share"] is None
 
 
+def test_kills_are_unknown_and_not_0_where_memory_was_not_measured(report: ReplayReport) -> None:
+    dataset = report.results["dataset"] | {"lacks": ["memory_max", "memory_mean"]}
+    unmeasured = {**report.results, "dataset": dataset}
+    for run in EXPERIMENT.runs(unmeasured):
+        assert (run.metrics[KILLS], run.metrics["utilisation_memory"]) == (None, None)
+        assert run.metrics["utilisation_cpu"] is not None
+    assert all(run.metrics[KILLS] is not None for run in EXPERIMENT.runs(report.results))
+    figures = {"against_machines": report.folder / "against_machines.svg"}
+    pages = [render_page(EXPERIMENT, results, figures) for results in (report.results, unmeasured)]
+    assert [page.count("<dt>kills<") for page in pages] == [2, 0]
+
+
 def test_the_summary_shows_the_fewest_machines_of_those_that_kept_the_budget_of_peaks() -> None:
     def tried(way: str, fewest: int | None, passed: float) -> dict[str, Any]:
         point = {**_point(0.0, 0.0), "machines": 9, "machines_over_cpu": 0.0, "machines_over_memory": passed}
