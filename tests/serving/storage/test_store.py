@@ -602,6 +602,47 @@ def test_a_full_disk_is_named_and_writes_continue_once_there_is_room(
     assert names(tmp_path) == {segment_name(1)}
 
 
+def test_part_of_a_record_that_could_not_be_cut_off_is_cut_off_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+
+    def refuse(fd: int, what: Any) -> None:
+        if isinstance(what, list):  # a record, of which the disk takes ten bytes
+            os.write(fd, bytes(what[0])[:10])
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        for name in ("writev", "ftruncate"):
+            patch.setattr(os, name, refuse)
+        with pytest.raises(StoreError, match="cannot append to the log"):
+            numbers.write()
+    numbers.write(2)
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
+def test_a_record_that_is_appended_during_a_sync_is_made_durable_by_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, synced = Numbers(tmp_path).store, list[int]()
+
+    def sync(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) == 1:
+            store.append("number", b"2")
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    store.append("number", b"1")
+    store.sync()
+    store.sync()
+    assert len(synced) == 2
+    store.sync()
+    assert len(synced) == 2  # nothing was appended since
+    store.close()
+
+
 def test_a_real_limit_on_the_size_of_files_is_met_by_short_writes_and_lived_through(tmp_path: Path) -> None:
     code = """
 import pathlib, resource, sys
