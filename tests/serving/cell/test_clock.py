@@ -245,6 +245,19 @@ def test_a_trace_that_is_sent_again_is_named_until_its_tasks_go_on(start: Start)
     assert memory.clock.problem is None
 
 
+def test_while_the_log_is_read_this_machines_clock_shows_when_a_record_was_written_but_never_a_time_to_come() -> None:
+    now_us = 1_700_000_000_000_000
+    shown_by = CellClock(ServingSettings(clock="unix"), lambda: now_us)
+    shown = []
+    for written_us in (now_us - 5, now_us + 5, -1):  # the second before this machine's time was set back
+        shown_by.read(written_us, -1)
+        shown.append(shown_by.present_us - now_us)
+    assert shown == [-5, 0, 0]
+    shown_by.read(now_us - 5, -1)
+    shown_by.start()
+    assert shown_by.present_us == now_us
+
+
 def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:
     memory, other = start(), start()
     memory.send(range(100), 0)
