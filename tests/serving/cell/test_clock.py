@@ -71,6 +71,13 @@ def test_the_first_write_may_bring_days_of_history(start: Start) -> None:
     assert memory.clock.latest_us == 48 * HOUR * W
 
 
+def test_in_the_first_write_a_task_far_ahead_of_most_others_is_refused_and_moves_no_clock(start: Start) -> None:
+    memory = start()
+    told = [*({"task": task, "at": 0} for task in range(9)), {"task": 9, "at": 40 * HOUR}]
+    assert list(memory.write(windows_of(*told))) == [TAKEN] * 9 + [IN_THE_FUTURE]
+    assert memory.clock.latest_us == W
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 40])
 def test_a_cell_whose_tasks_come_and_go_moves_its_own_clock_in_writes_of_any_size(start: Start, at_once: int) -> None:
     memory, random = start(), np.random.default_rng(1)
