@@ -265,6 +265,17 @@ def test_while_the_log_is_read_this_machines_clock_shows_when_a_record_was_writt
     assert shown_by.present_us == now_us
 
 
+def test_the_clock_of_windows_stands_at_the_latest_time_in_the_log_and_no_window_read_there_counts_as_sent() -> None:
+    read = CellClock(ServingSettings(clock="trace"), lambda: -1)
+    for latest_us in (5 * W, 3 * W, -1):  # a record without a time is the last
+        read.read(-1, latest_us)
+    assert read.latest_us == 5 * W
+    read.claims.take(np.arange(2))
+    assert read.claims.taken == 2
+    read.start()
+    assert read.claims.taken == 0
+
+
 def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:
     memory, other = start(), start()
     memory.send(range(100), 0)
