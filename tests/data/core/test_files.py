@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 
+from reclaim.data.core import files
 from reclaim.data.core.files import (
     discard_folder,
+    partial_of,
     remove_left_behind,
     replaced_file,
     replaced_folder,
@@ -132,3 +135,66 @@ def test_the_working_folder_is_not_replaced_under_the_process_and_is_named(
     with replaced_folder(Path("one")) as fresh:
         (fresh / "file").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_lock_is_of_the_file_that_has_the_name_even_where_that_changes_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, calls = tmp_path / "a", files.lock, list[int]()
+
+    def lock(file: IO[Any] | int, busy: Exception | None) -> None:
+        if not calls:  # its holder has just ended, and another process begins
+            partial_of(path).rename(path)
+            partial_of(path).touch()
+        calls.append(1)
+        real(file, busy)
+
+    monkeypatch.setattr(files, "lock", lock)
+    with replaced_file(path), pytest.raises(ConfigError, match="another run is writing it"), replaced_file(path):
+        pass
+
+
+def test_a_lock_without_an_error_for_a_busy_one_waits(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def wait() -> None:
+        with files.locked(tmp_path / "lock", None):
+            held.set()
+
+    other = threading.Thread(target=wait)
+    with files.locked(tmp_path / "lock", ConfigError("busy")):
+        other.start()
+        assert not held.wait(0.05)
+    other.join(10)
+    assert held.is_set()
+
+
+def test_what_a_failed_run_left_to_the_next_one_stays_unless_it_is_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+
+    def fail(*names: str) -> NoReturn:
+        for name in names:
+            (folder / name).touch()
+        raise ValueError("failed")
+
+    with pytest.raises(ValueError, match="failed"), files.working_folder(folder, ConfigError("busy")):
+        fail()
+    assert not folder.exists()
+    with pytest.raises(ValueError, match="failed"), files.working_folder(folder, ConfigError("busy")):
+        fail("part")
+    with files.working_folder(folder, ConfigError("busy")):
+        assert (folder / "part").exists()
+    assert not folder.exists()
+
+
+def test_a_link_in_the_place_of_a_folder_that_waits_to_be_deleted_is_removed_and_its_target_stays(
+    tmp_path: Path,
+) -> None:
+    path, target = tmp_path / "a", tmp_path / "target"
+    for folder in (path, target):
+        folder.mkdir()
+    (target / "kept").touch()
+    files.retired_of(path).symlink_to(target)
+    files.recover_folder(path)
+    assert not files.retired_of(path).is_symlink()
+    assert (target / "kept").exists()

@@ -86,6 +86,15 @@ def test_usage_above_the_limit_violates_no_reservation_that_is_the_limit_and_is_
     assert m["reclaimed_share"] == 0.0
     assert m["limit_exceeded_rate"] == 0.5
     assert m["oracle_reclaimed_share"] == pytest.approx(0.25)
+    m = measure(
+        scored(target=[1.0, 1 + 1e-7, 1.1], reservation=1.0)
+    )  # at the limit, or above it by rounding, is not above
+    assert m["limit_exceeded_rate"] == pytest.approx(1 / 3)
+
+
+def test_the_next_five_minutes_are_compared_with_the_reservation_by_themselves() -> None:
+    m = measure(scored(target=[0.9, 0.9], next_target=[0.1, 0.9], reservation=0.5))
+    assert (m["violation_rate"], m["next_violation_rate"]) == (1.0, 0.5)
 
 
 def test_severity_is_over_the_usage_and_slack_over_the_limit() -> None:
@@ -136,6 +145,15 @@ def test_changes_are_counted_per_day_where_they_pass_a_hundredth_of_the_limit() 
     assert m["change_size"] == pytest.approx((0.05 + 0.15) / 2)
     # what came before the judged rows is no row of theirs, but a change from it is a change
     assert sums(s, np.array([-1, 0, 0, 0, 0]), 1)[0, POSITION["changes"], 0] == 2
+
+
+def test_a_change_is_over_the_limit_of_its_own_row_and_a_hundredth_of_that_is_none() -> None:
+    # 1.0 of 2, 1.5 of 4, 49 of 100 and 48 of 100
+    s = scored(
+        target=0.1 * np.ones(4), reservation=[0.5, 0.375, 0.49, 0.48], limit=[2, 4, 100, 100], previous=[-1, 0, 1, 2]
+    )
+    assert sums(s, np.zeros(4, np.int64), 1)[0, POSITION["changes"]].tolist() == [2, 2]
+    assert measure(s)["change_size"] == pytest.approx((0.5 / 4 + 47.5 / 100) / 2)
 
 
 def test_an_answer_that_no_limit_bounded_is_no_reservation_to_change_from() -> None:

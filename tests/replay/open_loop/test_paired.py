@@ -129,6 +129,12 @@ def test_the_best_opponent_reclaims_most_of_those_that_do_not_violate_more() -> 
     assert four.best_against("mine", ["reckless"], 0) == "reckless"
     assert four.best_against("fair", ["fair"], 0) is None
     assert four.best_against("reckless", others, 0) == "fair"
+    three = paired(
+        mine=sums_of(np.full(40, 0.5), some),
+        fair=sums_of(np.full(40, 0.4), some),
+        careful=sums_of(np.full(40, 0.3), none),
+    )
+    assert three.best_against("mine", ["careful", "fair"], 0) == "fair"  # it violates as much
 
 
 def test_where_no_opponent_keeps_the_budget_the_one_that_violates_least_is_the_nearest_to_it() -> None:
@@ -174,14 +180,30 @@ def test_a_single_collection_has_no_verdict_at_a_budget() -> None:
     assert one.compare("a", "b", 0, 0.01).verdict == UNKNOWN
 
 
+def test_a_rate_that_is_the_budget_itself_keeps_it() -> None:
+    one = paired(a=sums_of(np.array([0.5]), np.array([1.0])))  # of 100 rows
+    assert one.keeps("a", 0, 0.01)
+    assert not one.keeps("a", 0, 0.0099)
+
+
 def test_a_unit_counts_as_often_as_it_is_drawn_and_parts_are_resampled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(5).random((7, 3))
     whole = resampled_sums(values, draws=20, seed=2)
     counts = resampled_sums(np.eye(7), draws=20, seed=2)
     assert (counts.sum(axis=1) == 7).all()
     np.testing.assert_allclose(whole, counts @ values)
-    monkeypatch.setattr("reclaim.replay.open_loop.bootstrap._DRAWN_AT_ONCE", 14)  # two draws at a time
+    monkeypatch.setattr(
+        "reclaim.replay.open_loop.bootstrap._DRAWN_AT_ONCE", 21
+    )  # three draws at a time, and the last two
     np.testing.assert_allclose(resampled_sums(values, draws=20, seed=2), whole)
+
+
+def test_a_single_unit_among_empty_ones_has_no_resamples() -> None:
+    values = np.zeros((5, 2))
+    values[3] = 1.0
+    assert np.isnan(resampled_sums(values, draws=4, seed=1)).all()
+    values[0] = 1.0
+    assert np.isfinite(resampled_sums(values, draws=4, seed=1)).all()
 
 
 def test_units_without_rows_give_no_number() -> None:

@@ -71,6 +71,13 @@ def test_the_first_write_may_bring_days_of_history(start: Start) -> None:
     assert memory.clock.latest_us == 48 * HOUR * W
 
 
+def test_in_the_first_write_a_task_far_ahead_of_most_others_is_refused_and_moves_no_clock(start: Start) -> None:
+    memory = start()
+    told = [*({"task": task, "at": 0} for task in range(9)), {"task": 9, "at": 40 * HOUR}]
+    assert list(memory.write(windows_of(*told))) == [TAKEN] * 9 + [IN_THE_FUTURE]
+    assert memory.clock.latest_us == W
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 40])
 def test_a_cell_whose_tasks_come_and_go_moves_its_own_clock_in_writes_of_any_size(start: Start, at_once: int) -> None:
     memory, random = start(), np.random.default_rng(1)
@@ -243,6 +250,30 @@ def test_a_trace_that_is_sent_again_is_named_until_its_tasks_go_on(start: Start)
     assert "another --state folder" in str(memory.clock.problem)
     memory.send(range(10), 4 * HOUR)
     assert memory.clock.problem is None
+
+
+def test_while_the_log_is_read_this_machines_clock_shows_when_a_record_was_written_but_never_a_time_to_come() -> None:
+    now_us = 1_700_000_000_000_000
+    shown_by = CellClock(ServingSettings(clock="unix"), lambda: now_us)
+    shown = []
+    for written_us in (now_us - 5, now_us + 5, -1):  # the second before this machine's time was set back
+        shown_by.read(written_us, -1)
+        shown.append(shown_by.present_us - now_us)
+    assert shown == [-5, 0, 0]
+    shown_by.read(now_us - 5, -1)
+    shown_by.start()
+    assert shown_by.present_us == now_us
+
+
+def test_the_clock_of_windows_stands_at_the_latest_time_in_the_log_and_no_window_read_there_counts_as_sent() -> None:
+    read = CellClock(ServingSettings(clock="trace"), lambda: -1)
+    for latest_us in (5 * W, 3 * W, -1):  # a record without a time is the last
+        read.read(-1, latest_us)
+    assert read.latest_us == 5 * W
+    read.claims.take(np.arange(2))
+    assert read.claims.taken == 2
+    read.start()
+    assert read.claims.taken == 0
 
 
 def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:

@@ -213,6 +213,7 @@ def test_of_failures_in_any_order_the_last_one_that_says_what_it_was_counts(memo
         ([{"failed_us": 5, "out_of_memory": True}, {"failed_us": 4, "out_of_memory": False}], (5, True)),
         ([{"failed_us": 8}, {"failed_us": 3, "out_of_memory": False}], (5, True)),
         ([{"failed_us": 5, "out_of_memory": False}], (5, True)),
+        ([{"failed_us": 6, "out_of_memory": said} for said in (False, True, False)], (6, True)),  # all at one time
         ([{"failed_us": 7, "out_of_memory": False}], (7, False)),
         ([{"failed_us": 7, "out_of_memory": True}], (7, True)),
     ):

@@ -243,6 +243,13 @@ def test_a_damaged_snapshot_is_put_aside_for_the_one_before_it(tmp_path: Path) -
     assert after(tmp_path) == (upto(9), [])
 
 
+def test_a_segment_of_one_record_between_two_snapshots_is_kept_for_the_older_one(tmp_path: Path) -> None:
+    written(tmp_path, 3, 1, 2)
+    newest = tmp_path / snapshot_name(4) / "taken.npy"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert after(tmp_path)[0] == upto(6)
+
+
 def test_a_snapshot_under_another_name_is_not_used(tmp_path: Path) -> None:
     written(tmp_path, 2, 3, 4)
     shutil.rmtree(tmp_path / snapshot_name(5))
@@ -600,6 +607,55 @@ def test_a_full_disk_is_named_and_writes_continue_once_there_is_room(
     numbers.store.close()
     assert after(tmp_path) == (upto(4), [])
     assert names(tmp_path) == {segment_name(1)}
+
+
+def test_part_of_a_record_that_could_not_be_cut_off_is_cut_off_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+
+    def refuse(fd: int, what: Any) -> None:
+        if isinstance(what, list):  # a record, of which the disk takes ten bytes
+            os.write(fd, bytes(what[0])[:10])
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        for name in ("writev", "ftruncate"):
+            patch.setattr(os, name, refuse)
+        with pytest.raises(StoreError, match="cannot append to the log"):
+            numbers.write()
+    numbers.write(2)
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
+def test_a_record_that_is_appended_during_a_sync_is_made_durable_by_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, synced = Numbers(tmp_path).store, list[int]()
+
+    def sync(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) == 1:
+            store.append("number", b"2")
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    store.append("number", b"1")
+    store.sync()
+    store.sync()
+    assert len(synced) == 2
+    store.sync()
+    assert len(synced) == 2  # nothing was appended since
+    store.close()
+
+
+def test_closing_makes_durable_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, synced = Numbers(tmp_path).store, list[int]()
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    store.append("number", b"1")
+    store.close()
+    assert len(synced) == 1
 
 
 def test_a_real_limit_on_the_size_of_files_is_met_by_short_writes_and_lived_through(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_the_lead_is_at_most_the_horizon_where_events_follow_each_other() -> Non
     assert scores["lead_s_at_1"] == HOUR_S
 
 
+def test_every_alert_within_an_event_is_before_an_out_of_memory() -> None:
+    rows = rows_of(list(range(0, 300, 5)), [0.9] * 60, [1] * 60)  # one event of five hours, alerted once an hour
+    scores = score_alerts(replace(rows, task_days=5_000.0), HOUR_S)
+    assert (scores["events"], scores["alerts_at_1"]) == (1, 5)
+    assert scores["precision_at_1"] == scores["recall_at_1"] == 1.0
+
+
 def test_without_events_there_is_no_recall() -> None:
     scores = score_alerts(rows_of([0, 5], [0.1, 0.2], [0, 0]), HOUR_S)
     assert scores["events"] == 0

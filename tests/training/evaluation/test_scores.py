@@ -80,6 +80,12 @@ def test_the_width_is_the_distance_of_the_highest_from_the_lowest_of_any_number_
     assert scores["width"] == pytest.approx((0.3 + 0.7 + 0.3) / 3)
 
 
+def test_a_quantile_covers_a_demand_that_is_equal_to_it() -> None:
+    forecast = forecast_of([[0.4, 1.0], [0.2, 1.0]], [0.1, 0.1])
+    scores = score_forecast(forecast, *truth_of([0.4, 1.0], [0.0, 0.0]), LEVELS)["cpu"]["300s"]
+    assert (scores["coverage_0.5"], scores["coverage_0.9"]) == (0.5, 1.0)
+
+
 def test_a_demand_above_the_limit_counts_as_the_limit() -> None:
     at_the_limit, above = (
         score_forecast(FORECAST, *truth_of([y] * 4, [0.0] * 4), LEVELS)["cpu"]["300s"] for y in (1.0, 9.0)

@@ -116,6 +116,23 @@ def test_a_budget_that_no_margin_can_meet_is_noted() -> None:
     assert any("cpu, baseline: even the highest setting violates in 100.000%" in note for note in found.notes)
 
 
+def test_rows_that_no_margin_can_help_are_no_note_where_the_budget_allows_as_many() -> None:
+    # an estimate of zero stays zero under any margin, in one row of four
+    found = calibrate(
+        _both(np.array([0.0, 2.0, 2.0, 2.0])[:, None].repeat(2, axis=1)), _windows(4), np.full((4, 2), 0.5),
+        Budgets(baseline=0.25, aggressive=0.25),
+    )  # fmt: skip
+    assert found.violation["baseline"] == (0.25, 0.25)
+    assert found.notes == ()
+
+
+def test_what_is_reclaimed_is_of_the_rows_that_are_judged() -> None:
+    reservation, target = np.full((20, 2), 2.0), np.full((20, 2), 0.2)
+    reservation[10:], target[10:] = 9.0, np.nan
+    found = calibrate(_both(reservation), _windows(20), target, Budgets(baseline=0.1, aggressive=0.1))
+    assert found.reclaimed["baseline"] == pytest.approx((0.8, 0.8))
+
+
 def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
     target = np.linspace(0.1, 0.4, 20)[:, None].repeat(2, axis=1)
     found = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target)
