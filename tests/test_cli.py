@@ -57,6 +57,7 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
         ("fit.epoch=3", "unknown setting 'fit.epoch'; did you mean 'fit.epochs'"),
         ("epochs=3", "unknown setting 'epochs'; did you mean 'fit.epochs'"),
         ("fit=3", "fit is a table of settings"),
+        ("params=0", "params is a table of settings"),
         ("seed=true", "seed must be int, got True"),
         ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
         ("fit.epochs=0", "--set: fit.epochs must be at least 1, got 0"),

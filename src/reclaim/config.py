@@ -158,11 +158,11 @@ def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str
 
 def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     name = ".".join(path)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: {name} is a table of settings, got {value!r}")
+    origin, table = get_origin(kind), isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    if (table or origin is Mapping) and not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {name} is a table of settings, got {value!r}")
+    if table:
         return _build(kind, value, where, path)
-    origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         option = next(option for option in get_args(kind) if option is not type(None))
         return None if value is None else _convert(option, value, where, path)
