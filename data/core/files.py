@@ -86,6 +86,14 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def copy_durably(source: str | Path, target: str | Path) -> str:
+    """Copy the content of a file, which is on the disk then; return the target, as ``shutil.copytree`` asks."""
+    shutil.copyfile(source, target)
+    with Path(target).open("rb") as written:
+        os.fsync(written.fileno())
+    return str(target)
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that are missing; the names of those made are durable."""
     made = [path for path in (folder, *folder.parents) if not path.is_dir()]

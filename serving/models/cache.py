@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from reclaim.data.core.files import remove_left_behind, replaced_folder, write_json
+from reclaim.data.core.files import copy_durably, remove_left_behind, replaced_folder, write_json
 from reclaim.data.errors import ConfigError, ModelError, ReclaimError
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import LoadedModel, load_location, named_location
@@ -94,7 +93,7 @@ class ModelCache:
         target = self.folder / folder
         if not target.is_dir() or _sha256(target) != sha256:
             with replaced_folder(target) as fresh:
-                shutil.copytree(location.folder, fresh, copy_function=_copy_durably, dirs_exist_ok=True)
+                shutil.copytree(location.folder, fresh, copy_function=copy_durably, dirs_exist_ok=True)
         new = CachedModel(location.source, location.name, location.version, run_id, folder, sha256, from_disk)
         models = [new, *(entry for entry in self._index() if entry.folder != folder)][:_KEPT]
         write_json(self.folder / _INDEX, {"models": [asdict(entry) for entry in models]})
@@ -135,13 +134,6 @@ class ModelCache:
             else:
                 whole.append(entry)
         return whole
-
-
-def _copy_durably(source: str, target: str) -> str:
-    shutil.copyfile(source, target)
-    with Path(target).open("rb") as written:
-        os.fsync(written.fileno())
-    return target
 
 
 def _sha256(folder: Path) -> str:

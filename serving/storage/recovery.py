@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from reclaim.data.core.files import sync_folder
+from reclaim.data.core.files import copy_durably, sync_folder
 from reclaim.data.errors import StoreError
 from reclaim.serving.storage import log_format, snapshot
 from reclaim.serving.storage.log_format import Scan
@@ -130,7 +129,7 @@ def _set_aside(folder: Path, found: Found) -> None:
         os.replace(path, aside / path.name)
     if found.gap and found.log and found.log[-1].problem:
         last = found.log[-1]
-        shutil.copyfile(last.path, aside / last.path.name)
+        copy_durably(last.path, aside / last.path.name)  # before the cut
         found.notes.append(f"{last.path.name} was cut off at byte {last.end}; a copy of it is in {aside.name}.")
     sync_folder(aside)
     sync_folder(folder)

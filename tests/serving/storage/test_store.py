@@ -277,6 +277,25 @@ def test_when_no_snapshot_is_whole_the_log_alone_is_enough_while_it_reaches_back
     assert names(tmp_path / "damaged-1") == {snapshot_name(2), snapshot_name(5), segment_name(3), segment_name(6)}
 
 
+def test_a_segment_is_cut_only_once_the_whole_of_it_is_durable_in_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, 2, 3, 4)
+    cut = max(tmp_path.glob("log-*.bin"))
+    whole = cut.read_bytes()
+    cut.write_bytes(changed_bytes(whole, 60))  # in its first record
+    synced = {}
+
+    def fsync(fd: int) -> None:
+        synced[Path(os.readlink(f"/proc/self/fd/{fd}"))] = cut.stat().st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Store.open(tmp_path, state_version=1, repair=True).close()
+    copy = tmp_path.resolve() / "damaged-1" / cut.name
+    assert copy.read_bytes() == changed_bytes(whole, 60)
+    assert synced[copy] == len(whole) > cut.stat().st_size
+
+
 @pytest.mark.parametrize(("lost", "missing"), [(3, 3), (5, 5), (7, 7)])
 def test_a_missing_segment_is_refused_and_repair_keeps_what_stands_before(
     tmp_path: Path, lost: int, missing: int
