@@ -6,10 +6,12 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 _PACKAGES: Final = (
-    "reclaim", "bentoml", "duckdb", "h11", "numba", "numpy", "polars", "pyarrow", "scikit-learn", "torch", "uvicorn",
+    "reclaim", "bentoml", "duckdb", "fastapi", "h11", "isal", "numba", "numpy", "pandas", "polars", "pyarrow",
+    "scikit-learn", "scipy", "torch", "uvicorn",
 )  # fmt: skip
 """Those on which some number depends; ``polars`` comes with an extra."""
 
@@ -22,10 +24,17 @@ def made_by(command: str) -> dict[str, Any]:
         "command": command,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": git_commit(),
-        "device": platform.processor() or platform.machine(),
+        "device": processor(),
         "cores": os.cpu_count(),
         "versions": {name: number for name in _PACKAGES if (number := _version(name)) is not None},
     }
+
+
+def processor() -> str:
+    """Return the name of the processor; that of its architecture where Linux does not tell it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _version(package: str) -> str | None:

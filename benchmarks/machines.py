@@ -70,6 +70,7 @@ def main() -> None:
     if not asked.table:
         work = asked.work.resolve()
         work.mkdir(parents=True, exist_ok=True)
+        about = made_by("")
         for name in asked.sets:
             dataset, bundle = prepare(asked, work, name)
             for horizon in asked.horizons:
@@ -78,7 +79,7 @@ def main() -> None:
                     options = {"horizon_s": HORIZONS[horizon], "draws": asked.draws, "estimators": ALL}
                     pairs = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
                     call(work, "replay", "frontier", dataset, "--out", out.name, "--model", bundle, *pairs)
-                keep(name, horizon, json.loads((out / "results.json").read_text()), asked)
+                keep(name, horizon, json.loads((out / "results.json").read_text()), asked, about)
     print("\n".join(table(json.loads(RESULTS.read_text()))))
 
 
@@ -152,15 +153,14 @@ def on_machines(frame: pd.DataFrame, signal: str, *, alike: bool) -> dict[Any, i
     return machines
 
 
-def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Namespace) -> None:
-    """Add the numbers of a replay to the results."""
+def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Namespace, about: dict[str, Any]) -> None:
+    """Add the numbers of a replay to the results, and what they were made with before the first changed this file."""
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"sets": {}}
     of, kinds = results["machines"], {one["name"]: one["kind"] for one in results["estimators"]}
     content["sets"][f"{name}-{horizon}"] = {
-        **made_by(
-            f"python -m benchmarks.machines --sets {name} --horizons {horizon} --machines {asked.machines} "
-            f"--days {asked.days} --train-machines {asked.train_machines} --draws {asked.draws}"
-        ),
+        **about,
+        "command": f"python -m benchmarks.machines --sets {name} --horizons {horizon} --machines {asked.machines} "
+        f"--days {asked.days} --train-machines {asked.train_machines} --draws {asked.draws}",
         "dataset": results["dataset"],
         "rates": results["rates"],
         "oracle": of["oracle"],

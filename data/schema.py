@@ -20,7 +20,7 @@ trace has come after a table's own (``EXTRAS``), in datasets of that trace alone
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -414,6 +414,11 @@ BUCKETED: Final = ("usage", "events", "constraints")
 
 OPTIONAL: Final = ("names",)
 """Tables that are in datasets of those traces alone that have them."""
+
+
+def has_memory(lacks: Collection[str]) -> bool:
+    """Return whether a source measures memory at all, by the columns of usage that it lacks."""
+    return not {MEMORY_MEAN, MEMORY_MAX} <= set(lacks)
 
 
 def with_extras(table: str, extras: Sequence[str]) -> pa.Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tqdm import tqdm
 
-from reclaim.data import schema as s
 from reclaim.data.core.engine.workers import HERE, Engine
-from reclaim.data.core.style import SUBJECTS
 from reclaim.data.core.tables import Table
 from reclaim.data.dataset import Dataset
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import RESOURCES, has_memory
 from reclaim.features.feature_set import FeatureSet
 
 if TYPE_CHECKING:
@@ -44,8 +43,10 @@ REFERENCE: Final = "borg"
 HEADLINE: Final = "aggressive"
 """Margin of the large figures of a page and of the summary on the console."""
 
-_USAGE: Final = {"cpu": {s.CPU_MEAN, s.CPU_MAX}, "memory": {s.MEMORY_MEAN, s.MEMORY_MAX}}
-"""Columns of usage; a dataset that lacks all of a resource has no measurement of it."""
+_OF_MEMORY: Final = re.compile(r"memory|oom|runs_killed|own_limit_|machine_per_")
+"""In names of numbers of memory: a run is killed for its memory alone."""
+_OF_LIMITS: Final = re.compile(r"(?:^|\.)(?:granted|reserved|waiting_for)_")
+"""In names of numbers that do not rest on usage."""
 
 Results = Mapping[str, Any]
 """Content of ``results.json``: plain JSON, None for unknown values."""
@@ -62,16 +63,17 @@ def judged(results: Results) -> list[str]:
     return list(results["dataset"].get("judged") or RESOURCES)
 
 
-def measured(results: Results) -> list[str]:
-    """Return the resources whose usage the dataset of some results has."""
-    return [resource for resource in RESOURCES if not _USAGE[resource] <= set(results["dataset"].get("lacks") or ())]
+def measures_memory(results: Results) -> bool:
+    """Return whether the dataset of some results has the usage of memory."""
+    return has_memory(results["dataset"].get("lacks") or ())
 
 
 def of_measured(results: Results, numbers: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return numbers by name, None for one whose name speaks of a resource that is not measured."""
-    subjects = [SUBJECTS[resource] for resource in RESOURCES if resource not in measured(results)]
+    """Return numbers by name, None for one that rests on the usage of memory where that is not measured."""
+    if measures_memory(results):
+        return dict(numbers)
     return {
-        name: None if any(subject.search(name.replace("_", " ")) for subject in subjects) else number
+        name: None if _OF_MEMORY.search(name) and not _OF_LIMITS.search(name) else number
         for name, number in numbers.items()
     }
 

@@ -75,7 +75,7 @@ def test_the_example_request_of_the_readme_is_one_the_service_takes() -> None:
     assert len(request.tasks[0].windows) == 2
 
 
-def test_the_example_answers_have_no_amount_above_the_limit() -> None:
+def test_the_example_answers_have_no_cpu_above_the_limit() -> None:
     for page in (README, (ROOT / "docs" / "http-api.md").read_text()):
         request, answer = re.findall(r"/v1/reservations --json '(.*?)'.*?```json\n(.*?)```", page, re.DOTALL)[0]
         (limit,) = re.findall(r'"limit": {"cpu": ([\d.]+)', request)

@@ -28,7 +28,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks import made_by
+from benchmarks import made_by, processor
 from reclaim.data.dataset import Dataset
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
@@ -156,12 +156,6 @@ def peak_mib(work: Callable[[], object]) -> float:
 def _memory_mib(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
-
-
-def processor() -> str:
-    """Return the name of the processor; Linux only."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> None:

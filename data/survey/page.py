@@ -11,8 +11,9 @@ from reclaim.data.core.pages.render import render
 from reclaim.data.core.tables import show
 from reclaim.data.errors import ConfigError
 from reclaim.data.oom import oom_definition
+from reclaim.data.schema import has_memory
 from reclaim.data.survey.figures import draw
-from reclaim.data.survey.tables import has_memory, oom_label, rejected, tables
+from reclaim.data.survey.tables import oom_label, rejected, tables
 
 _FILTERS: Final = {"seconds": lambda us: f"{us / 1e6:,.0f}", "count_or_dash": show}
 
@@ -21,7 +22,7 @@ def render_page(facts: Mapping[str, Any]) -> str:
     """Return the page with embedded figures; the same text for the same facts."""
     values = {"title": "Dataset", "name": facts["head"]["name"], "facts": facts, "tables": tables(facts),
               "rejected": rejected(facts), "oom": oom_definition(facts["quality"]), "oom_label": oom_label(facts),
-              "has_memory": has_memory(facts)}  # fmt: skip
+              "has_memory": has_memory(facts["quality"]["lacks"])}  # fmt: skip
     figures = {name: svg.decode() for name, svg in draw(facts).items()}
     return render("reclaim.data.survey", "page.html", values, figures, _FILTERS)
 

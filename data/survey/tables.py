@@ -52,14 +52,9 @@ def oom_label(facts: Facts) -> str:
     return "recorded" if oom_is_recorded(facts["quality"]) else "derived"
 
 
-def has_memory(facts: Facts) -> bool:
-    """Return whether the source measures memory at all."""
-    return not {s.MEMORY_MEAN, s.MEMORY_MAX} <= set(facts["quality"]["lacks"])
-
-
 def _told(facts: Facts, table: Table) -> Table:
     """Return a table without its memory entries, where the source does not measure memory."""
-    return table if has_memory(facts) else table.silent_on(SUBJECTS["memory"])
+    return table if s.has_memory(facts["quality"]["lacks"]) else table.silent_on(SUBJECTS["memory"])
 
 
 def rejected(facts: Facts) -> int:

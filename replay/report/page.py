@@ -13,7 +13,7 @@ from reclaim.data.core.pages.render import render
 from reclaim.data.core.style import RESOURCE_WORDS, SUBJECTS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import Column, Experiment, Results, Run, judged, measured
+from reclaim.replay.experiment import Column, Experiment, Results, Run, judged, measures_memory
 from reclaim.replay.open_loop.paired import ALONE, EXCEEDS, NOISE, Interval
 
 PAGE: Final = "report.html"
@@ -84,7 +84,7 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     values = {
         "title": experiment.title, "name": results["dataset"]["name"], "settings": settings_table(results),
         "results": {**results, "definitions": _silent_on(subjects, results["definitions"])}, "judged": shown,
-        "measured": measured(results),
+        "has_memory": measures_memory(results),
         **experiment.page(results),
     }  # fmt: skip
     contenders = {estimator["name"] for estimator in results["estimators"]}

@@ -224,7 +224,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         **{name: metric.meaning for name, metric in METRICS.items()},
         "what a reservation must cover": (
             f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, of memory the "
-            "largest usage, each at most the limit: nothing beyond that is ever reserved. The mean of the window "
+            "largest usage, each at most the limit, beyond which nothing is reserved. The mean of the window "
             "stands in where the trace has no percentiles of CPU, or no largest usage of memory."
         ),
         "margin": (

@@ -238,7 +238,10 @@ def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_
                        horizon_s=config.horizon_s)  # fmt: skip
     assert machine["baseline"] == summary(outcome)
     assert len(cells_table(found).rows) == 1 + 3 * 6 + 1
-    recorded = {run.name: run for run in runs({"estimators": [{"name": "borg", "results": {}}], "closed_loop": found})}
+    recorded = {
+        run.name: run
+        for run in runs({"dataset": {}, "estimators": [{"name": "borg", "results": {}}], "closed_loop": found})
+    }
     assert "borg/medium" not in recorded  # here without results of its tasks, which its own runs would have
     machine_run = recorded["network (machine)/medium"]
     assert machine_run.tags["kind"] == LEARNED_MACHINE

@@ -259,8 +259,9 @@ def test_kills_are_unknown_and_not_0_where_memory_was_not_measured(report: Repla
     dataset = report.results["dataset"] | {"lacks": ["memory_max", "memory_mean"]}
     unmeasured = {**report.results, "dataset": dataset}
     for run in EXPERIMENT.runs(unmeasured):
-        assert (run.metrics[KILLS], run.metrics["utilisation_memory"]) == (None, None)
-        assert run.metrics["utilisation_cpu"] is not None
+        of_memory = (KILLS, "utilisation_memory", "runs_killed", "own_limit_per_1000_task_days", "times_out_of_memory")
+        assert [run.metrics[name] for name in of_memory] == [None] * len(of_memory)
+        assert None not in (run.metrics["utilisation_cpu"], run.metrics["granted_memory"])
     assert all(run.metrics[KILLS] is not None for run in EXPERIMENT.runs(report.results))
     figures = {"against_machines": report.folder / "against_machines.svg"}
     pages = [render_page(EXPERIMENT, results, figures) for results in (report.results, unmeasured)]
