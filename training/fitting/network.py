@@ -64,6 +64,8 @@ _REFIT: Final = "refit"
 _RARE: Final = 0.001
 """Share of the training rows at either end of each feature whose values are cut off. Extreme values of later tasks,
 unlike those learned from, made the network far too sure."""
+_NO_MEMORY: Final = ("can't allocate memory", "Storage size calculation overflowed")
+"""Words of torch's errors on the CPU, which are plain ``RuntimeError``."""
 _EVALUATION_ROWS: Final = 16_384
 """Validation rows per pass, to bound memory."""
 
@@ -250,11 +252,15 @@ def _remedy_named(config: FitConfig) -> Iterator[None]:
     """Name the remedy where the device's memory does not suffice."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        reason = str(error).partition(". ")[0]
+    except RuntimeError as error:
+        on_device = isinstance(error, torch.OutOfMemoryError)
+        if not on_device and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        reason = str(error).partition(". ")[0] if on_device else "the memory of this machine does not suffice"
         raise ConfigError(
-            f"fit.device: {reason}; lower fit.max_samples ({config.max_samples:,}), fit.max_valid_samples "
-            f"({config.max_valid_samples:,}) or fit.batch_size ({config.batch_size:,}), or set fit.device=cpu"
+            f"fit.device: {reason}; lower fit.max_samples ({config.max_samples:,}), fit.width ({config.width:,}), "
+            f"fit.max_valid_samples ({config.max_valid_samples:,}) or fit.batch_size ({config.batch_size:,})"
+            + (", or set fit.device=cpu" if on_device else "")
         ) from error
 
 

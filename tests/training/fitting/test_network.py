@@ -242,6 +242,18 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
         assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("width", [10**12, 10**18])  # 464 TB of weights, and more bytes than torch can count
+def test_a_cpu_without_enough_memory_is_an_error_with_the_remedy(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, valid = rows_of_noise(200, 0), rows_of_noise(100, 1)
+    monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])
+    monkeypatch.setattr(fit, "hidden_features", lambda *_: [])
+    monkeypatch.setattr(fit, "_samples", lambda *_: (train, valid))
+    config = TrainConfig(fit=replace(CONFIG, width=width))
+    with pytest.raises(ConfigError, match=rf"does not suffice; lower .*fit.width \({width:,}\)") as told:
+        fit.NetworkLearner().objective([], config)(config, lambda *_: None)
+    assert "fit.device=cpu" not in str(told.value)
+
+
 def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
     def source(days: float, cut: float = 1.0) -> Any:
         end_us = int(days * 86_400e6)
