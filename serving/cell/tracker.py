@@ -273,8 +273,8 @@ class Tracker:
         """Return which ends belong to an earlier run than the current one, shape (n,)."""
         task = np.full(len(slot), UNKNOWN_TASK)
         task[slot >= 0] = self._tasks[slot[slot >= 0]]
-        began_us = np.maximum(np.where(task[s.END_US] >= 0, task[s.START_US], -1), task[s.SCHEDULED_US])
-        outlived: NDArray[np.bool_] = ended_us < began_us
+        windowed = task[s.END_US] >= 0  # a window that began then is of the run after it, as in ``EndedTasks``
+        outlived: NDArray[np.bool_] = (windowed & (ended_us <= task[s.START_US])) | (ended_us < task[s.SCHEDULED_US])
         return outlived
 
     def failed(self, facts: FactRows) -> tuple[Ids, Ids, Ids]:

@@ -20,10 +20,11 @@ from reclaim.data.core.files import (
     remove_left_behind,
     replaced_file,
     replaced_folder,
+    take_lock,
     write_json,
     write_text,
 )
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, StoreError
 
 
 def test_a_reader_finds_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
@@ -198,3 +199,11 @@ def test_a_link_in_the_place_of_a_folder_that_waits_to_be_deleted_is_removed_and
     files.recover_folder(path)
     assert not files.retired_of(path).is_symlink()
     assert (target / "kept").exists()
+
+
+def test_a_folder_that_a_process_of_a_longer_id_held_before_names_its_holder_alone(tmp_path: Path) -> None:
+    (tmp_path / files._LOCK).write_text(f"{os.getpid()}12345\n")
+    held = take_lock(tmp_path)
+    with pytest.raises(StoreError, match=rf"is held by another process \(pid {os.getpid()}\)"):
+        take_lock(tmp_path)
+    os.close(held)

@@ -285,3 +285,43 @@ def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:
     assert other.send(range(7, 8), HOUR + 1) == {IN_THE_FUTURE}
     assert other.send(range(100), 1) == {TAKEN, OUTCOMES.index("too_late")}
     assert other.clock.latest_us == 2 * W
+
+
+def test_after_a_gap_the_clock_moves_to_where_most_tasks_are_and_one_far_ahead_of_them_is_refused(start: Start) -> None:
+    memory = start()
+    memory.send(range(10), 0)
+    sent = [*({"task": task, "at": 2 * HOUR} for task in range(9)), {"task": 9, "at": 40 * HOUR}]
+    assert list(memory.write(windows_of(*sent))) == [TAKEN] * 9 + [IN_THE_FUTURE]
+    assert memory.clock.latest_us == (2 * HOUR + 1) * W
+
+
+def test_tasks_whose_windows_moved_the_clock_no_longer_count_as_refused(start: Start) -> None:
+    memory = start()
+    memory.send(range(10), 0)
+    assert memory.send(range(10), 2 * HOUR) == {TAKEN}
+    assert (memory.clock.claims.refused, memory.clock.claims.taken) == (0, 10)
+
+
+def test_a_cell_resumes_for_a_period_after_a_silence_in_which_tasks_would_be_forgotten_and_at_no_other_move(
+    start: Start,
+) -> None:
+    memory = start(forget_s=24 * 3_600)
+    resumes = []
+    for at in (0, 1, 1 + 24 * HOUR, 2 + 48 * HOUR):  # the last after one window more than a day
+        memory.send(range(10), at)
+        resumes.append(memory.clock.resumes)
+    assert resumes == [False, False, False, True]
+    memory.passed_s += PERIOD_S
+    assert not memory.clock.resumes
+
+
+def test_a_clock_of_the_windows_runs_on_from_its_last_move(start: Start) -> None:
+    memory = start()
+    shown_us = []
+    for at in (0, 1):
+        memory.passed_s += 60
+        memory.send(range(10), at)
+        shown_us.append(memory.clock.present_us)
+        memory.passed_s += 60
+        shown_us.append(memory.clock.present_us)
+    assert shown_us == [W, W + 60_000_000, 2 * W, 2 * W + 60_000_000]

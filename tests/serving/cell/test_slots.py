@@ -1,12 +1,13 @@
-"""Slots agree with a dictionary, reuse numbers and do not depend on the seed."""
+"""Slots agree with a dictionary, reuse numbers and do not depend on the seed; ends are remembered and dropped."""
 
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from reclaim.serving.cell.slots import Slots, _place
+from reclaim.serving.cell.slots import EndedTasks, Slots, _place
 
 KEY = st.tuples(st.sampled_from([0, 1, 7, 2**62, 2**63 - 1]), st.integers(0, 5))
 STEPS = st.lists(st.tuples(st.booleans(), st.lists(KEY, max_size=6)), max_size=30)
@@ -66,3 +67,31 @@ def test_chosen_names_do_not_collide() -> None:
     assert len(names) == n
     assert min(len(set(some)) for some in places) > 0.9 * n
     assert places[0] != places[1]
+
+
+def names_of(*tasks: int) -> NDArray[np.int64]:
+    return np.column_stack([tasks, np.zeros(len(tasks), np.int64)])
+
+
+def test_of_the_ends_of_a_task_the_latest_counts_and_a_window_that_begins_then_is_of_its_next_run() -> None:
+    ended = EndedTasks(10)
+    ended.add(names_of(1, 1, 2), np.array([9, 5, 7]))
+    ended.add(names_of(1), np.array([6]))
+    assert ended.before_end(names_of(1, 1, 2, 3), np.array([8, 9, 6, 0])).tolist() == [True, False, True, False]
+
+
+def test_an_end_of_the_time_given_stays_and_one_that_was_dropped_does_not_count_for_the_next_in_its_place() -> None:
+    ended = EndedTasks(10)
+    ended.add(names_of(1, 2), np.array([5, 6]))
+    ended.forget(6)
+    ended.add(names_of(3), np.array([3]))  # in the place of the first
+    assert ended.before_end(names_of(1, 2, 3, 3), np.array([0, 5, 2, 4])).tolist() == [False, True, True, False]
+
+
+def test_ends_that_are_restored_take_the_place_of_all_others() -> None:
+    ended, other = EndedTasks(10), EndedTasks(10)
+    ended.add(names_of(1), np.array([5]))
+    other.add(names_of(1, 2), np.array([9, 9]))
+    other.recall(ended.memory())
+    assert len(other) == 1
+    assert other.before_end(names_of(1, 1, 2), np.array([4, 5, 0])).tolist() == [True, False, False]

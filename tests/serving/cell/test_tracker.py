@@ -97,6 +97,14 @@ def test_a_late_window_of_the_run_before_is_no_part_of_the_new_one(bundle: Bundl
     assert_same(told_by(late.tracker, late.settings), told_by(in_time.tracker, in_time.settings))
 
 
+def test_tasks_that_are_there_take_the_room_of_those_that_send_their_first_window(bundle: Bundle) -> None:
+    memory = Memory(ServingSettings(max_tracked=3), bundle)
+    assert memory.write(windows_of({"task": 1}, {"task": 2})) == [TAKEN] * 2
+    sent = [{"task": 1, "at": 1}, {"task": 3, "at": 1}, {"task": 4, "at": 1}]
+    assert memory.write(windows_of(*sent)) == [TAKEN, TAKEN, TOO_MANY_TASKS]
+    assert len(memory.tracker) == 3
+
+
 def test_a_new_task_without_room_is_refused_however_often_it_is_named(bundle: Bundle) -> None:
     memory = memory_with(bundle, max_tracked=2)
     memory.write(windows_of({"at": 1}))
@@ -644,6 +652,16 @@ def test_the_end_of_an_earlier_run_does_not_end_a_later_one(memory: Memory) -> N
     slot, *_ = memory.tracker.failed(end)
     assert (slot.tolist(), memory.tell(end).tolist()) == ([], [])  # the same end, told again
     assert facts_of(memory)["windows"] == 2
+
+
+def test_an_end_does_not_end_a_run_of_which_a_window_began_then_in_either_order(memory: Memory) -> None:
+    memory.write(windows_of({"at": 4}, {"task": 2, "at": 4}))
+    end = fact_rows({"task": 1, "ended_us": 5 * W, "failed": True}, {"task": 2, "ended_us": 5 * W, "failed": True})
+    memory.tell(end.keep(np.array([True, False])))
+    memory.write(windows_of({"at": 5}, {"task": 2, "at": 5}))
+    slot, *_ = memory.tracker.failed(end)
+    assert (slot.tolist(), memory.tell(end).tolist()) == ([], [])
+    assert len(memory.tracker) == 2
 
 
 def test_ends_are_dropped_in_time_and_survive_the_process(bundle: Bundle) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,5 +199,37 @@ def test_a_service_that_stops_does_not_wait_for_the_buffer(
     monkeypatch.setattr(CopyBuffer, "touch", touch)
     check(made)
     assert len(touched) == 1
+    made.close()
+    store.close()
+
+
+def test_a_store_that_refuses_writes_is_tried_again_after_some_seconds_not_at_every_write(
+    store: Store, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    def mend() -> bool:
+        tried.append(True)
+        return True
+
+    made = make(store, memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "broken", "the disk is full")
+        patch.setattr(store, "mend", mend)
+        check(made)
+        check(made)
+        assert len(tried) == 1
+        made._again_at = 0.0
+        check(made)
+        assert len(tried) == 2
+    made.close()
+    store.close()
+
+
+def test_the_duration_of_a_snapshot_is_that_of_its_saving(store: Store, memory: Memory) -> None:
+    made, began = make(store, memory), time.monotonic()
+    check(made)
+    check(made)
+    assert 0 <= made.save_s <= time.monotonic() - began
     made.close()
     store.close()
