@@ -112,6 +112,28 @@ def test_a_new_task_without_room_is_refused_however_often_it_is_named(bundle: Bu
     assert memory.tracker.judge(facts).tolist() == [TAKEN, TOO_MANY_TASKS, TAKEN, TOO_MANY_TASKS, TAKEN]
 
 
+def test_a_task_known_by_facts_from_before_the_first_window_is_forgotten_in_time_too(memory: Memory) -> None:
+    memory.tell(fact_rows({"task": 5, "limit": 1.0}))
+    for at in (0, 200, 400):  # less than a day apart
+        assert memory.write(windows_of({"at": at})) == [TAKEN]
+    assert memory.tracker.expired().tolist() == [[5, 0]]
+
+
+def test_a_visit_leaves_out_a_task_that_ends_before_its_piece(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.write(windows_of({"task": 1}, {"task": 2}))
+
+    def one_by_one(made: Any, n: int, _: int) -> list[list[int]]:
+        return [made(slice(k, k + 1)) for k in range(n)]
+
+    def names(known: Known, piece: slice) -> list[int]:
+        if piece.start == 0:
+            memory.tell(fact_rows({"task": 2, "ended_us": 2 * W}))
+        return list(known.key[:, 0])
+
+    monkeypatch.setattr("reclaim.serving.cell.tracker.in_pieces", one_by_one)
+    assert memory.tracker.visit(names) == [[1], []]
+
+
 def test_repeated_and_refused_windows_change_nothing(memory: Memory) -> None:
     memory.write(windows_of({"at": 10}, {"at": 11}, {"at": 11, "task": 2}))
     before = memory.tracker.memory()
