@@ -40,7 +40,7 @@ a week, though it grows forever: past a fortnight on a logarithmic scale, what i
 RowIndex = NDArray[np.int64]
 
 NO_ROWS: Final = (
-    "too few collections are left by the split, or too little time; `reclaim features DATASET --set "
+    "the split leaves too few collections, or too little time; `reclaim features DATASET --set "
     "split.test_unseen_share=0.01 --set split.valid_unseen_share=0.01` holds out fewer collections"
 )
 """Reason and remedy where no row is there to learn from or to set prices on: of one collection, all may be held out."""

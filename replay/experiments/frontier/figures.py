@@ -147,7 +147,7 @@ def _width(kind: str) -> float:
 
 
 def _dashes(name: str, kind: str) -> Any:
-    """Return a line for tasks and for a model's bound, which its estimator of machines often is; else dashes."""
+    """Return dashes for machines; none for a model's bound, which its estimator of machines often coincides with."""
     unbroken = kind in (LEARNED, STATISTICAL) or name.endswith(f" ({UNFITTED})")
     return "-" if unbroken else (0, (5, 1.5, 1, 1.5))
 
