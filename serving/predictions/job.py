@@ -19,7 +19,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.serving.models.loader import load_model
 from reclaim.serving.predictions.columns import schema_of
-from reclaim.serving.predictions.dataset import predictions
+from reclaim.serving.predictions.dataset import check_margin, predictions
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 SUFFIXES: Final = (".parquet", ".csv")
@@ -109,6 +109,7 @@ def predict(
     if out.suffix not in SUFFIXES or out.is_dir():
         what = "a folder" if out.is_dir() else f"the suffix {out.suffix!r}"
         raise ConfigError(f"{out}: expected the name of a file that ends in {' or '.join(SUFFIXES)}, got {what}")
+    check_margin(margin)  # again below, but before anything slow
     features = FeatureSet.open(dataset)
     loaded = load_model(model)
     tables = predictions(loaded, dataset, margin=margin, every_window=every_window, progress=progress, engine=engine)
