@@ -44,7 +44,7 @@ OTHER_UNIT: Final = 30.0
 """Factor between mean limits from which on amounts count as being in another unit. Units that are mistaken for each
 other are 1,000 apart or more, such as cores and millicores; cells in one unit differ by the size of their tasks. 30 is
 about the geometric mean of 1 and 1,000."""
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Format of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
 

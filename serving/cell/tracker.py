@@ -63,7 +63,7 @@ _Made = TypeVar("_Made")
 _US: Final = 1_000_000
 _SCORED_AT_ONCE: Final = 32_768
 """Tasks that are scored at once for another model: a forecast takes several kB a task while it is made."""
-FORMAT: Final = 9
+FORMAT: Final = 10
 """Version of the arrays of ``memory``."""
 
 

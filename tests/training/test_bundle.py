@@ -227,7 +227,7 @@ def test_a_bundle_of_an_earlier_format_is_refused_with_what_to_do(bundle: Bundle
     path = tmp_path / "bundle" / BUNDLE_FILE
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"format": FORMAT - 1}))
-    with pytest.raises(OtherReleaseError, match=r"format 6 .*got 5 and 'network'; train again with") as refused:
+    with pytest.raises(OtherReleaseError, match=r"format 7 .*got 6 and 'network'; train again with") as refused:
         load_bundle(tmp_path / "bundle")
     assert "\n" not in str(refused.value)
 

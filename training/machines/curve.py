@@ -15,6 +15,7 @@ from reclaim.data.core.jit import LENT, straight
 from reclaim.data.errors import ConfigError
 from reclaim.training.machines.terms import (
     PASSED,
+    PAST,
     RATES,
     T_BAND,
     T_HELD,
@@ -22,13 +23,14 @@ from reclaim.training.machines.terms import (
     T_MEAN,
     T_NEW,
     T_PASSED,
+    T_PAST,
     T_SQUARES,
     T_USAGE,
 )
 
 Floats = NDArray[np.float64]
 
-INPUTS: Final = ("limit", "usage", "mean", "newcomers", "size", *(f"bandwidth{rate:g}" for rate in RATES))
+INPUTS: Final = ("limit", "usage", "mean", "newcomers", "size", *PAST, *(f"bandwidth{rate:g}" for rate in RATES))
 """Sums that a fitted location is linear in, over the sum of limits; ``size`` is the root of ``squares``."""
 N_INPUTS: Final = len(INPUTS)
 EXCEEDED: Final = tuple(float(f"{p:.3g}") for p in np.geomspace(0.5, 1e-4, 38))
@@ -150,7 +152,9 @@ def _input(s: Any, k: int) -> Any:
         return s[T_MEAN]
     if k == 3:
         return s[T_NEW]
-    return math.sqrt(s[T_SQUARES]) if k == 4 else s[T_BAND + k - 5]
+    if k == 4:
+        return math.sqrt(s[T_SQUARES])
+    return s[T_PAST + k - 5] if k < 5 + len(PAST) else s[T_BAND + k - 5 - len(PAST)]
 
 
 @numba.njit(**LENT)

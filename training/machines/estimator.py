@@ -14,7 +14,7 @@ from reclaim.data.windows import Windows, demand
 from reclaim.features.registry import AT
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.machines.curve import MachineCurve
-from reclaim.training.machines.terms import shares_of, terms_of
+from reclaim.training.machines.terms import PAST, shares_of, terms_of
 
 Floats = NDArray[np.float64]
 Curves = tuple[MachineCurve, ...]
@@ -23,6 +23,7 @@ Curves = tuple[MachineCurve, ...]
 BOUND: Final[Curves] = (MachineCurve(),) * len(RESOURCES)
 """Curves that need no training and no peaks seen."""
 _SEEN: Final = AT["seen"]
+_PAST: Final = np.array([[AT[f"{resource}_{name}"] for name in PAST] for resource in RESOURCES])
 
 
 class MachineEstimator:
@@ -64,8 +65,8 @@ class MachineEstimator:
         """
         seen = np.rint(np.exp2(x[:, _SEEN].astype(np.float64)) - 1.0).astype(np.int64)
         return shares_of(
-            forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, self.mean_limit,
-            forecast.horizons_s.index(self.horizon_s), out,
+            forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, x[:, _PAST],
+            self.mean_limit, forecast.horizons_s.index(self.horizon_s), out,
         )  # fmt: skip
 
     def peak(self, sums: Floats, budget: float) -> Floats:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no type information
 
-from reclaim.training.machines.curve import N_INPUTS, MachineCurve, inputs_of
-from reclaim.training.machines.terms import T_HELD, T_LIMIT
+from reclaim.training.machines.curve import INPUTS, N_INPUTS, MachineCurve, inputs_of
+from reclaim.training.machines.terms import PAST, T_HELD, T_LIMIT
 
 Floats = NDArray[np.float64]
 
@@ -34,8 +34,8 @@ _RIDGE: Final = 1e-4
 TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of peaks together that are tried."""
 _GAIN: Final = 0.002
-"""Share of the limits that a bound must reclaim more than that of independent tasks, and a fit than the best bound,
-on average over the budgets."""
+"""Share of the limits that a bound must reclaim more than that of independent tasks, a fit that looks at a past of
+``terms.PAST`` more than the one without, and a fit than the best bound, on average over the budgets."""
 _PLACED_GAIN: Final = 0.02
 """The same for a fit at the horizon that tasks are placed by. A packing picks sets of tasks that look small, and with a
 fit more of these are wrong: a fit that gained a point or two on the machines as recorded needed up to a fifth more
@@ -98,7 +98,8 @@ def fit_curve(
 ) -> MachineCurve:
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
-    The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
+    A fitted location is judged by peaks of machines that it was not fitted to. It looks at the sums without the past of
+    the tasks, or at one of ``terms.PAST`` too: all of them together reclaimed no more. Nothing is fitted with fewer than
     ``FEWEST`` snapshots, or where those with a task that is foreseen are all of one half. With too few for the smallest
     budget the bound keeps its exponents.
 
@@ -110,7 +111,7 @@ def fit_curve(
     regrouped : MachineRows or None
         Snapshots of the same tasks put on other machines (``regroup``), which the location is also fitted to.
     placed : bool
-        Whether tasks are placed by the curve.
+        Whether tasks are placed by the curve; then no past is looked at.
     """
     if len(rows) * min(budgets) < 1:
         return MachineCurve()
@@ -125,27 +126,38 @@ def fit_curve(
     best = best if gains[best] > gains[0] + _GAIN else 0
     foreseen = rows.sums[:, T_LIMIT] > 0
     if len(rows) >= FEWEST and len(np.unique(rows.machine[foreseen] % 2)) == 2:
-        fitted = _cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped]))
-        if gain(fitted) > gains[best] + (_PLACED_GAIN if placed else _GAIN):
-            return fitted
+        learned = rows if regrouped is None else join_rows([rows, regrouped])
+        fits = [_cross_fitted(rows, learned, past) for past in ((), *(() if placed else ((name,) for name in PAST)))]
+        gains_of_fits = [gain(fit) for fit in fits]
+        chosen = int(np.argmax(gains_of_fits))
+        chosen = chosen if gains_of_fits[chosen] > gains_of_fits[0] + _GAIN else 0
+        if gains_of_fits[chosen] > gains[best] + (_PLACED_GAIN if placed else _GAIN):
+            return fits[chosen]
     return bounds[best]
 
 
-def _cross_fitted(rows: MachineRows, learned: MachineRows) -> MachineCurve:
-    """Return the curve fitted to all rows, with margins set on each half by the fit of the other half."""
+def _cross_fitted(rows: MachineRows, learned: MachineRows, past: Sequence[str] = ()) -> MachineCurve:
+    """Return the curve fitted to all rows, with margins set on each half by the fit of the other half.
+
+    Of the inputs of ``terms.PAST`` those named count.
+    """
     odd, of_odd = rows.machine % 2 == 1, learned.machine % 2 == 1
     scores = np.empty(len(rows))
     for mine, others in ((odd, ~of_odd), (~odd, of_odd)):
-        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(learned.take(others))))
-    return MachineCurve(weights=_weights(learned)).with_margins(scores)
+        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(learned.take(others), past)))
+    return MachineCurve(weights=_weights(learned, past)).with_margins(scores)
 
 
-def _weights(rows: MachineRows) -> tuple[float, ...]:
-    """Return the weights of least pinball loss at ``LEVEL`` over the sums of limits, each snapshot by its limits."""
+def _weights(rows: MachineRows, past: Sequence[str] = ()) -> tuple[float, ...]:
+    """Return the weights of least pinball loss at ``LEVEL`` over the sums of limits, each snapshot by its limits.
+
+    Inputs of ``terms.PAST`` that are not named have none.
+    """
+    used = [k for k, name in enumerate(INPUTS) if name not in PAST or name in past]
     known = np.flatnonzero(rows.sums[:, T_LIMIT] > 0)
     chosen = rows.take(known[:: -(-len(known) // MOST)])
     limit = chosen.sums[:, T_LIMIT]
-    x, y = inputs_of(chosen.sums), (chosen.peak - chosen.sums[:, T_HELD]) / limit
+    x, y = np.ascontiguousarray(inputs_of(chosen.sums)[:, used]), (chosen.peak - chosen.sums[:, T_HELD]) / limit
     weight = limit / limit.sum()
     scale = x.std(axis=0)
     scale[scale < 1e-6] = 1.0  # of the limit, which is 1 everywhere
@@ -159,9 +171,11 @@ def _weights(rows: MachineRows) -> tuple[float, ...]:
         gradient = -(weight * slope) @ x / scale + 2 * _RIDGE * step
         return float(weight @ value + _RIDGE * step @ step), gradient
 
-    step = np.zeros(N_INPUTS)
+    step = np.zeros(len(used))
     # one thread: the same bits on any number of cores, and no waiting of two for each other where cores are shared
     with threadpool_limits(1, "blas"):
         for width in _SMOOTH:
             step = minimize(loss, step, args=(width,), jac=True, method="L-BFGS-B", options=_STOP).x
-    return tuple((step / scale).tolist())
+    weights = np.zeros(N_INPUTS)
+    weights[used] = step / scale
+    return tuple(weights.tolist())

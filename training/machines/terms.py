@@ -1,4 +1,4 @@
-"""Defines what a task adds to the sums of its machine: limit, usage, quantiles and effective bandwidths of its peak."""
+"""Defines what a task adds to the sums of its machine: limit, usage, its past, and how its peak is distributed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ reclaimed no more, and ones twice as far apart half a point less at 0.1 %."""
 PASSED: Final = (0.2, 0.05, 0.01, 0.002, 0.0003)
 """Probabilities of the quantiles. Eleven of them, from 0.5 to 0.0001, reclaimed no more of recorded VMs; three or four
 lost a point where the VMs of a machine move alike."""
+PAST: Final = ("p98_48h", "p99_12h", "max_7d")
+"""Features of a task's resource that say how large its usage was over a long time. Where a load returns that the last
+day did not have, their sums know more of the day ahead than the curves (``benchmarks/LOG.md``, 2026-11-29)."""
 TERMS: Final = (
-    "limit", "usage", "mean", "newcomers", "squares", "held",
+    "limit", "usage", "mean", "newcomers", "squares", "held", *PAST,
     *(f"passed{p:g}" for p in PASSED), *(f"bandwidth{rate:g}" for rate in RATES),
 )  # fmt: skip
 """Names of the terms of a task, in the unit of the limit, or its square.
@@ -38,14 +41,16 @@ amount that X passes with that probability: those of tasks that peak at the same
 adds up where peaks are independent; it is right to two millionths of the mean limit and of the task's own, but never
 more than 85 / t below the limit of the task, which reserves too much if anything. ``newcomers`` is the limit of a task
 seen for less than ``NEWCOMER_WINDOWS``; ``squares`` the square of the limit, by which one large task differs from
-many small ones. A task without a forecast has ``held`` alone: its limit.
+many small ones; those of ``PAST`` are up to the limit. A task without a forecast has ``held`` alone: its limit.
 """
 N_TERMS: Final = len(TERMS)
-(T_LIMIT, T_USAGE, T_MEAN, T_NEW, T_SQUARES, T_HELD, T_PASSED) = range(7)
+(T_LIMIT, T_USAGE, T_MEAN, T_NEW, T_SQUARES, T_HELD, T_PAST) = range(7)
+T_PASSED: Final = T_PAST + len(PAST)
 T_BAND: Final = N_TERMS - len(RATES)
-N_SHARES: Final = 2 + len(PASSED) + len(RATES)
+N_SHARES: Final = 2 + len(PAST) + len(PASSED) + len(RATES)
 """Numbers that are kept of a task, in place of its terms: ``shares_of``."""
-(S_MEAN, S_NEW, S_PASSED) = range(3)
+(S_MEAN, S_NEW, S_PAST) = range(3)
+S_PASSED: Final = S_PAST + len(PAST)
 S_BAND: Final = N_SHARES - len(RATES)
 _PADDED: Final = 3 * vectors.LANES
 """Places of a curve that are computed at once: the thresholds' (``survival.N_THRESHOLDS``), the limit, and zeros."""
@@ -61,14 +66,15 @@ def shares_of(
     usage: Floats,
     limit: Floats,
     seen: NDArray[np.int64],
+    past: NDArray[np.float32],
     mean_limit: tuple[float, ...],
     horizon: int = 0,
     out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Return the shares of a task's terms from its curve, over its limit; float32, shape (n, n_resources, N_SHARES).
 
-    Together with usage and limit, they give the terms to the bit: mean, whether it is a newcomer, what is passed, and
-    bandwidths. The mean is NaN where the limit, the usage or the curve is unknown.
+    Together with usage and limit, they give the terms to the bit: mean, whether it is a newcomer, its
+    past, what is passed, and bandwidths. The mean is NaN where the limit, the usage or the curve is unknown.
 
     Parameters
     ----------
@@ -80,6 +86,8 @@ def shares_of(
         Demand of the last window, and the limit.
     seen : int64, shape (n,)
         Windows seen of the task.
+    past : float32, shape (n, n_resources, len(PAST))
+        Features over the limit; one that is unknown counts as the limit.
     mean_limit : tuple of float, in the order ``schema.RESOURCES``
         Of the cell's tasks, which the rates are over; positive.
     horizon : int
@@ -93,7 +101,7 @@ def shares_of(
     room = np.zeros((2, _PADDED), np.float32)
     rate = RATES[0] / np.array(mean_limit)
     # all in C order, as a single row is, so that no call compiles another kernel
-    arrays = (np.ascontiguousarray(array) for array in (survival, thresholds, usage, limit, seen))
+    arrays = (np.ascontiguousarray(array) for array in (survival, thresholds, usage, limit, seen, past))
     _shares(*arrays, rate, horizon, _BOUNDS, room, np.empty(len(RATES), np.float32), out)
     return out
 
@@ -156,6 +164,7 @@ def _shares(
     usage: Any,  # (n, R) float64
     limit: Any,  # (n, R) float64
     seen: Any,  # (n,) int64
+    past: Any,  # (n, R, n_past) float32
     rate: Any,  # (R,) float64
     horizon: int,
     bounds: Any,  # (n_passed,) float32, those of ``PASSED``
@@ -187,6 +196,8 @@ def _shares(
             for k in range(last + 1):
                 mean += np.float64(share[k]) * place[k]
             to[S_MEAN], to[S_NEW] = mean, seen[i] < NEWCOMER_WINDOWS
+            for j in range(len(PAST)):
+                to[S_PAST + j] = past[i, r, j] if past[i, r, j] < _ONE else _ONE
             t = rate[r] * most
             _moments(share, place, np.float32(t), moments)
             for j in range(len(moments)):
@@ -210,8 +221,8 @@ def write_terms(
         return
     out[T_LIMIT], out[T_USAGE], out[T_SQUARES] = limit, min(usage, limit), limit * limit
     out[T_MEAN], out[T_NEW] = share[S_MEAN] * limit, share[S_NEW] * limit
-    for j in range(N_TERMS - T_PASSED):
-        out[T_PASSED + j] = share[S_PASSED + j] * limit
+    for j in range(N_TERMS - T_PAST):
+        out[T_PAST + j] = share[S_PAST + j] * limit
 
 
 @numba.njit(**LENT)

@@ -23,6 +23,7 @@ from reclaim.training.machines.terms import (
     T_MEAN,
     T_NEW,
     T_PASSED,
+    T_PAST,
     T_SQUARES,
     T_USAGE,
 )
@@ -30,7 +31,7 @@ from tests.training.machines.curves import terms_of_curves
 
 Floats = NDArray[np.float64]
 FITTED = MachineCurve(
-    margins=tuple(np.linspace(0.0, 0.5, len(EXCEEDED)).tolist()), weights=(0.0, 0.5, 0.5) + (0.0,) * 9
+    margins=tuple(np.linspace(0.0, 0.5, len(EXCEEDED)).tolist()), weights=(0.0, 0.5, 0.5) + (0.0,) * (N_INPUTS - 3)
 )
 
 
@@ -112,8 +113,8 @@ def test_a_fitted_location_and_its_spread_by_hand_and_its_guards() -> None:
 def test_inputs_are_over_the_limits() -> None:
     sums = np.zeros((2, N_TERMS))
     sums[0, [T_LIMIT, T_USAGE, T_MEAN, T_NEW, T_SQUARES]] = [4.0, 1.0, 2.0, 3.0, 4.0]
-    sums[0, T_BAND:] = 2.0
-    expected = [1.0, 0.25, 0.5, 0.75, 0.5] + [0.5] * len(RATES)
+    sums[0, T_PAST:T_PASSED], sums[0, T_BAND:] = [1.0, 2.0, 3.0], 2.0
+    expected = [1.0, 0.25, 0.5, 0.75, 0.5] + [0.25, 0.5, 0.75] + [0.5] * len(RATES)
     np.testing.assert_allclose(inputs_of(sums), [expected, [0.0] * N_INPUTS])  # of no tasks nothing
     assert len(INPUTS) == N_INPUTS
 
@@ -169,7 +170,7 @@ def test_margins_let_no_more_than_the_budget_pass() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weights": (1.0,)}, "expected 12 weights, all finite"),
+        ({"weights": (1.0,)}, "expected 15 weights, all finite"),
         ({"weights": (math.nan,) * N_INPUTS}, "all finite"),
         ({"together": 1.5}, "expected a share from 0 to 1 of peaks together"),
         ({"together": 0.5, "weights": (1.0,) * N_INPUTS}, "0 with weights, got 0.5"),

@@ -10,7 +10,17 @@ from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND, MachineEstimator
-from reclaim.training.machines.terms import N_SHARES, N_TERMS, NEWCOMER_WINDOWS, T_BAND, T_LIMIT, T_NEW, shares_of
+from reclaim.training.machines.terms import (
+    N_SHARES,
+    N_TERMS,
+    NEWCOMER_WINDOWS,
+    S_PASSED,
+    S_PAST,
+    T_BAND,
+    T_LIMIT,
+    T_NEW,
+    shares_of,
+)
 
 
 def test_each_set_and_resource_is_answered_by_its_own_curve_and_margin() -> None:
@@ -29,6 +39,11 @@ def test_shares_are_of_its_own_horizon_and_the_mean_limits_and_written_where_the
     windows, x, horizons_s = empty_windows(2), np.zeros((2, N_FEATURES), np.float32), (300, 3_600, 86_400)
     windows.usage[:, [CPU_MEAN, MEMORY_MAX]], windows.limit[:] = 0.1, [[1.0, 2.0], [3.0, 4.0]]
     x[:, AT.seen] = np.log2(1.0 + np.array([2, 50]))
+    for k, (of_cpu, of_memory) in enumerate((
+        (AT.cpu_p98_48h, AT.memory_p98_48h), (AT.cpu_p99_12h, AT.memory_p99_12h), (AT.cpu_max_7d, AT.memory_max_7d),
+    )):  # fmt: skip
+        x[:, of_cpu], x[:, of_memory] = 0.1 + 0.1 * k, 0.5 + 0.1 * k
+    past = np.tile(np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]).astype(np.float32), (2, 1, 1))
     survival = np.random.default_rng(1).random((2, len(TARGETS), len(horizons_s), 3)).astype(np.float32)
     survival = np.sort(survival, axis=3)[..., ::-1]
     thresholds = np.tile(np.array([0.25, 0.5, 0.9], np.float32), (2, len(TARGETS), 1))
@@ -38,7 +53,9 @@ def test_shares_are_of_its_own_horizon_and_the_mean_limits_and_written_where_the
     assert estimator.shares(forecast, x, windows, room) is room
     hour = survival[:, :, 1:2]
     seen = np.array([2, 50])
-    np.testing.assert_array_equal(room, shares_of(hour, thresholds, demand(windows), windows.limit, seen, (0.5, 8.0)))
+    expected = shares_of(hour, thresholds, demand(windows), windows.limit, seen, past, (0.5, 8.0))
+    np.testing.assert_allclose(room, expected, rtol=1e-6)
+    np.testing.assert_allclose(room[..., S_PAST:S_PASSED], past, rtol=1e-6)
     np.testing.assert_array_equal(estimator.shares(forecast, x, windows), room)
 
 

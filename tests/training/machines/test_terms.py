@@ -15,6 +15,7 @@ from reclaim.training.machines.terms import (
     N_TERMS,
     NEWCOMER_WINDOWS,
     PASSED,
+    PAST,
     RATES,
     T_BAND,
     T_HELD,
@@ -22,6 +23,7 @@ from reclaim.training.machines.terms import (
     T_MEAN,
     T_NEW,
     T_PASSED,
+    T_PAST,
     T_SQUARES,
     T_USAGE,
     TERMS,
@@ -34,11 +36,22 @@ THRESHOLDS = np.array([[[0.25, 0.5]]], np.float32)
 
 
 def one(
-    survival: NDArray[np.float32] = FLAT, usage: float = 1.0, limit: float = 4.0, seen: int = 100, mean: float = 2.0
+    survival: NDArray[np.float32] = FLAT,
+    usage: float = 1.0,
+    limit: float = 4.0,
+    seen: int = 100,
+    mean: float = 2.0,
+    past: tuple[float, ...] = (0.5,) * len(PAST),
 ) -> NDArray[np.float64]:
     """Return the terms of one task, one resource."""
     of_task: NDArray[np.float64] = terms_of_curves(
-        survival, THRESHOLDS, np.array([[usage]]), np.array([[limit]]), np.array([seen]), (mean,)
+        survival,
+        THRESHOLDS,
+        np.array([[usage]]),
+        np.array([[limit]]),
+        np.array([seen]),
+        (mean,),
+        np.array([[past]], np.float32),
     )[0, 0]
     return of_task
 
@@ -58,6 +71,13 @@ def test_the_terms_of_a_task_by_hand() -> None:
         t = rate / 2.0  # over the mean limit
         assert bandwidth == pytest.approx(math.log((math.exp(t) + math.exp(1.5 * t)) / 2) / t, abs=2e-6 * 2)
     assert len(TERMS) == N_TERMS == T_BAND + len(RATES) == T_PASSED + len(PASSED) + len(RATES)
+    assert TERMS[T_PAST:T_PASSED] == PAST
+
+
+def test_the_past_counts_up_to_the_limit_and_one_that_is_unknown_by_the_limit() -> None:
+    for past, counts in ((0.25, 1.0), (7.0, 4.0), (math.nan, 4.0), (0.0, 0.0)):
+        terms = one(past=(past, 0.5, 0.75))
+        np.testing.assert_allclose(terms[T_PAST:T_PASSED], [counts, 2.0, 3.0])
 
 
 def test_a_task_without_a_forecast_or_usage_holds_its_limit_and_one_without_a_limit_adds_nothing() -> None:
