@@ -14,6 +14,7 @@ from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.fit import FEWEST, MOST, MachineRows, fit_curve, join_rows
 from reclaim.training.machines.regroup import regroup
 from reclaim.training.machines.snapshots import Snapshots, lay_out_cell, slot_s_of
+from reclaim.training.machines.terms import PAST
 from reclaim.training.margins.margin import Budgets
 
 Ids = NDArray[np.int64]
@@ -30,14 +31,15 @@ def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets, pl
     budgets : Budgets
         Shares of machines' times that may violate.
     placed_s : int
-        The horizon that tasks are placed by, in seconds: the one that reservations are promised for.
+        The horizon that tasks are placed by, in seconds: the one that reservations are promised for. Curves of longer
+        ones may look at the past of the tasks.
     """
     fitted = {}
     for horizon_s in horizons_s:
         seen, regrouped = machine_rows(valid, horizon_s)
-        allowed = (budgets.baseline, budgets.aggressive)
+        allowed, pasts = (budgets.baseline, budgets.aggressive), PAST if horizon_s > placed_s else ()
         fitted[horizon_s] = tuple(
-            fit_curve(rows, allowed, others, placed=horizon_s == placed_s) if rows else bound
+            fit_curve(rows, allowed, others, placed=horizon_s == placed_s, pasts=pasts) if rows else bound
             for rows, others, bound in zip(seen, regrouped, BOUND, strict=True)
         )
     return fitted

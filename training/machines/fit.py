@@ -94,12 +94,13 @@ def join_rows(parts: Sequence[MachineRows]) -> MachineRows:
 
 
 def fit_curve(
-    rows: MachineRows, budgets: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool = False
-) -> MachineCurve:
+    rows: MachineRows, budgets: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool = False,
+    pasts: Sequence[str] = (),
+) -> MachineCurve:  # fmt: skip
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
     A fitted location is judged by peaks of machines that it was not fitted to. It looks at the sums without the past of
-    the tasks, or at one of ``terms.PAST`` too: all of them together reclaimed no more. Nothing is fitted with fewer than
+    the tasks, or at that of one past too: all of them together reclaimed no more. Nothing is fitted with fewer than
     ``FEWEST`` snapshots, or where those with a task that is foreseen are all of one half. With too few for the smallest
     budget the bound keeps its exponents.
 
@@ -111,7 +112,9 @@ def fit_curve(
     regrouped : MachineRows or None
         Snapshots of the same tasks put on other machines (``regroup``), which the location is also fitted to.
     placed : bool
-        Whether tasks are placed by the curve; then no past is looked at.
+        Whether tasks are placed by the curve.
+    pasts : sequence of str
+        Those of ``terms.PAST`` that may be looked at.
     """
     if len(rows) * min(budgets) < 1:
         return MachineCurve()
@@ -127,7 +130,7 @@ def fit_curve(
     foreseen = rows.sums[:, T_LIMIT] > 0
     if len(rows) >= FEWEST and len(np.unique(rows.machine[foreseen] % 2)) == 2:
         learned = rows if regrouped is None else join_rows([rows, regrouped])
-        fits = [_cross_fitted(rows, learned, past) for past in ((), *(() if placed else ((name,) for name in PAST)))]
+        fits = [_cross_fitted(rows, learned, past) for past in ((), *((name,) for name in pasts))]
         gains_of_fits = [gain(fit) for fit in fits]
         chosen = int(np.argmax(gains_of_fits))
         chosen = chosen if gains_of_fits[chosen] > gains_of_fits[0] + _GAIN else 0

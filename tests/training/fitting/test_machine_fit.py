@@ -21,7 +21,7 @@ from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.regroup import SIZES
-from reclaim.training.machines.terms import T_LIMIT
+from reclaim.training.machines.terms import PAST, T_LIMIT
 from reclaim.training.margins.margin import Budgets
 from tests.series import CPU, dataset_of, write_raw
 
@@ -114,23 +114,26 @@ def test_regrouped_tasks_are_in_the_half_of_their_own_machine_though_some_machin
         assert of_regrouped == pytest.approx(of_own)
 
 
-def test_the_fit_is_given_what_is_regrouped_and_whether_tasks_are_placed_by_it(
+def test_the_fit_is_given_what_is_regrouped_whether_tasks_are_placed_by_it_and_which_pasts_it_may_look_at(
     source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[tuple[MachineRows, MachineRows | None, bool]] = []
+    given: list[tuple[MachineRows, MachineRows | None, bool, Sequence[str]]] = []
 
     def spy(
-        rows: MachineRows, allowed: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool
-    ) -> MachineCurve:
+        rows: MachineRows, allowed: Sequence[float], regrouped: MachineRows | None = None, *, placed: bool,
+        pasts: Sequence[str],
+    ) -> MachineCurve:  # fmt: skip
         assert allowed == (0.002, 0.03)
-        given.append((rows, regrouped, placed))
+        given.append((rows, regrouped, placed, pasts))
         return BOUND[0]
 
     monkeypatch.setattr(machine_fit, "FEWEST", 2)
     monkeypatch.setattr(machine_fit, "fit_curve", spy)
-    fit_machines(valid_of(bundle, source), (300, 3_600), Budgets(baseline=0.002, aggressive=0.03), 3_600)
-    (_, _, soon), (own, regrouped, placed) = given  # no limit of memory is known
-    assert (soon, placed) == (False, True)
+    for placed_s in (3_600, 300):
+        fit_machines(valid_of(bundle, source), (300, 3_600), Budgets(baseline=0.002, aggressive=0.03), placed_s)
+    (own, regrouped, _, _) = given[1]
+    # no limit of memory is known; longer horizons than the one that tasks are placed by look at their past
+    assert [(placed, pasts) for _, _, placed, pasts in given] == [(False, ()), (True, ()), (True, ()), (False, PAST)]
     assert regrouped is not None
     assert len(regrouped) > len(own)
 

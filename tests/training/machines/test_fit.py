@@ -75,21 +75,21 @@ def test_where_tasks_are_placed_by_it_a_fit_is_taken_only_if_it_gains_more_than_
 
 
 @pytest.mark.parametrize("name", PAST)
-def test_a_past_that_tells_the_peak_is_looked_at_alone_but_not_where_tasks_are_placed(name: str) -> None:
+def test_a_past_that_tells_the_peak_is_looked_at_alone_and_none_that_is_not_asked_for(name: str) -> None:
     rows, rng = machines(8_000), np.random.default_rng(4)
     limit, told = rows.sums[:, T_LIMIT], rng.uniform(0, 1, (len(PAST), 8_000))
     rows.sums[:, T_PAST:T_PASSED] = (limit * (0.3 + 0.2 * told)).T
     of_past = told[PAST.index(name)]
     rows = replace(rows, peak=rows.peak + limit * 0.1 * of_past)
-    curve, placed = fit_curve(rows, BUDGETS), fit_curve(rows, BUDGETS, placed=True)
+    curve, without = fit_curve(rows, BUDGETS, pasts=PAST), fit_curve(rows, BUDGETS)
     assert curve.weights is not None
     weights = dict(zip(INPUTS, curve.weights, strict=True))
     assert weights[name] == pytest.approx(0.5, abs=0.1)
     assert [weights[other] for other in PAST if other != name] == [0.0, 0.0]
-    assert placed.weights is not None
-    assert placed.weights[INPUTS.index(name)] == 0.0
+    assert without.weights is not None
+    assert without.weights[INPUTS.index(name)] == 0.0
     # where it tells nothing, none is looked at
-    nothing = fit_curve(replace(rows, peak=rows.peak - limit * 0.1 * of_past), BUDGETS)
+    nothing = fit_curve(replace(rows, peak=rows.peak - limit * 0.1 * of_past), BUDGETS, pasts=PAST)
     assert nothing.weights is not None
     assert all(nothing.weights[INPUTS.index(other)] == 0.0 for other in PAST)
 
