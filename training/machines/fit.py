@@ -34,8 +34,8 @@ _RIDGE: Final = 1e-4
 TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of peaks together that are tried."""
 _GAIN: Final = 0.002
-"""Share of the limits that a bound must reclaim more than that of independent tasks, a fit that looks at a past of
-``terms.PAST`` more than the one without, and a fit than the best bound, on average over the budgets."""
+"""Share of the limits that a bound must reclaim more than that of independent tasks, and a fit than the best bound,
+on average over the budgets."""
 _PLACED_GAIN: Final = 0.02
 """The same for a fit at the horizon that tasks are placed by. A packing picks sets of tasks that look small, and with a
 fit more of these are wrong: a fit that gained a point or two on the machines as recorded needed up to a fifth more
@@ -99,8 +99,7 @@ def fit_curve(
 ) -> MachineCurve:  # fmt: skip
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
-    A fitted location is judged by peaks of machines that it was not fitted to. It looks at the sums without the past of
-    the tasks, or at that of one past too: all of them together reclaimed no more. Nothing is fitted with fewer than
+    The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
     ``FEWEST`` snapshots, or where those with a task that is foreseen are all of one half. With too few for the smallest
     budget the bound keeps its exponents.
 
@@ -114,7 +113,7 @@ def fit_curve(
     placed : bool
         Whether tasks are placed by the curve.
     pasts : sequence of str
-        Those of ``terms.PAST`` that may be looked at.
+        Those of ``terms.PAST`` that are looked at.
     """
     if len(rows) * min(budgets) < 1:
         return MachineCurve()
@@ -129,34 +128,37 @@ def fit_curve(
     best = best if gains[best] > gains[0] + _GAIN else 0
     foreseen = rows.sums[:, T_LIMIT] > 0
     if len(rows) >= FEWEST and len(np.unique(rows.machine[foreseen] % 2)) == 2:
-        learned = rows if regrouped is None else join_rows([rows, regrouped])
-        fits = [_cross_fitted(rows, learned, past) for past in ((), *((name,) for name in pasts))]
-        gains_of_fits = [gain(fit) for fit in fits]
-        chosen = int(np.argmax(gains_of_fits))
-        chosen = chosen if gains_of_fits[chosen] > gains_of_fits[0] + _GAIN else 0
-        if gains_of_fits[chosen] > gains[best] + (_PLACED_GAIN if placed else _GAIN):
-            return fits[chosen]
+        fitted = _cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped]), pasts)
+        if gain(fitted) > gains[best] + (_PLACED_GAIN if placed else _GAIN):
+            return fitted
     return bounds[best]
 
 
-def _cross_fitted(rows: MachineRows, learned: MachineRows, past: Sequence[str] = ()) -> MachineCurve:
-    """Return the curve fitted to all rows, with margins set on each half by the fit of the other half.
-
-    Of the inputs of ``terms.PAST`` those named count.
-    """
+def _cross_fitted(rows: MachineRows, learned: MachineRows, pasts: Sequence[str] = ()) -> MachineCurve:
+    """Return the curve fitted to all rows, with margins set on each half by the fit of the other half."""
     odd, of_odd = rows.machine % 2 == 1, learned.machine % 2 == 1
     scores = np.empty(len(rows))
     for mine, others in ((odd, ~of_odd), (~odd, of_odd)):
-        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_weights(learned.take(others), past)))
-    return MachineCurve(weights=_weights(learned, past)).with_margins(scores)
+        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_mean_weights(learned.take(others), pasts)))
+    return MachineCurve(weights=_mean_weights(learned, pasts)).with_margins(scores)
 
 
-def _weights(rows: MachineRows, past: Sequence[str] = ()) -> tuple[float, ...]:
+def _mean_weights(rows: MachineRows, pasts: Sequence[str]) -> tuple[float, ...]:
+    """Return the mean of the weights without a past, and with each alone.
+
+    A past that is chosen by other machines of the same days may be worse than none on later days, and the mean seldom
+    is; all pasts in one fit reclaimed no more than one (``benchmarks/LOG.md``, 2026-11-29).
+    """
+    of_each = [_weights(rows), *(_weights(rows, past) for past in pasts)]
+    return tuple(np.mean(of_each, axis=0).tolist())
+
+
+def _weights(rows: MachineRows, past: str | None = None) -> tuple[float, ...]:
     """Return the weights of least pinball loss at ``LEVEL`` over the sums of limits, each snapshot by its limits.
 
-    Inputs of ``terms.PAST`` that are not named have none.
+    Inputs of ``terms.PAST`` other than the one that is named have none.
     """
-    used = [k for k, name in enumerate(INPUTS) if name not in PAST or name in past]
+    used = [k for k, name in enumerate(INPUTS) if name not in PAST or name == past]
     known = np.flatnonzero(rows.sums[:, T_LIMIT] > 0)
     chosen = rows.take(known[:: -(-len(known) // MOST)])
     limit = chosen.sums[:, T_LIMIT]

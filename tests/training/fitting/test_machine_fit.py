@@ -114,7 +114,7 @@ def test_regrouped_tasks_are_in_the_half_of_their_own_machine_though_some_machin
         assert of_regrouped == pytest.approx(of_own)
 
 
-def test_the_fit_is_given_what_is_regrouped_whether_tasks_are_placed_by_it_and_which_pasts_it_may_look_at(
+def test_the_fit_is_given_what_is_regrouped_whether_tasks_are_placed_by_it_and_which_pasts_it_looks_at(
     source: Source, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[MachineRows, MachineRows | None, bool, Sequence[str]]] = []
