@@ -22,7 +22,7 @@ from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, locked, write_text
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
-from reclaim.training.fitting.held_out import held_out, less_reclaimed, mean_limit_of, set_prices
+from reclaim.training.fitting.held_out import held_out, less_reclaimed, mean_limit_of, set_prices, validation_rows
 from reclaim.training.fitting.learner import FITTING, Fitted, Objective, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.tune_space import (
@@ -156,6 +156,7 @@ def tune(
     ranges = ranges_of(config.estimator, held)
     sources = open_sources(datasets)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the search
+    validation_rows(sources, config.horizon_s)  # likewise
     key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     busy = ConfigError(f"{file}: another process is running this search; wait for it")

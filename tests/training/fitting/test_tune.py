@@ -360,6 +360,14 @@ def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
     assert states == {"trees/0": "diverged", "trees/1": "complete"}
 
 
+@pytest.mark.parametrize("config", [TREES, NETWORK], ids=["trees", "network"])
+def test_a_horizon_over_which_no_validation_row_has_a_known_demand_is_refused_before_a_trial(
+    dataset: Path, tmp_path: Path, config: TrainConfig
+) -> None:
+    with pytest.raises(HistoryTooShortError, match=r"cpu: 0 of \d+ validation rows have a limit and a known demand"):
+        tune([dataset], replace(config, horizon_s=86_400), trials=1, config_file=tmp_path / "best.toml")
+
+
 @pytest.mark.usefixtures("quick", "unrecorded")
 def test_money_that_no_mean_limit_is_known_for_is_refused_before_a_trial(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
