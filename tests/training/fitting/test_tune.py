@@ -547,6 +547,38 @@ def test_settings_of_less_loss_that_reclaim_less_are_told_and_compared_once(
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
+def test_a_search_ends_where_the_settings_as_given_diverge_when_they_are_compared(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = replace(TREES, seed=15)
+
+    def priced_as(_: Sequence[Source], config: TrainConfig) -> Any:
+        if config == given:
+            raise ModelError("epoch 0: the validation loss is nan; lower fit.learning_rate")
+        return None, {3_600: SimpleNamespace(reclaimed={"aggressive": (0.2, 0.2), "baseline": (0.1, 0.1)})}
+
+    monkeypatch.setattr(tuning, "priced", priced_as)
+    report = tune([dataset], given, trials=3, config_file=tmp_path / "best.toml")
+    assert (report.trials, report.less) == (3, [])
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_where_settings_as_given_lie_outside_their_ranges_no_loss_is_theirs_and_the_first_trial_is_compared(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, priced = replace(TREES, seed=16, trees=replace(TREES.trees, learning_rate=0.9)), list[TrainConfig]()
+
+    def priced_as(_: Sequence[Source], config: TrainConfig) -> Any:
+        priced.append(config)
+        return None, {}
+
+    monkeypatch.setattr(tuning, "priced", priced_as)
+    report = tune([dataset], given, trials=1, config_file=tmp_path / "best.toml")
+    assert report.first_loss is None
+    assert [config == given for config in priced] == [False, True]
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
 def test_what_is_held_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
     held = [name for name in space("trees") if name != "trees.leaves"]
     report = tune([dataset], TREES, trials=2, config_file=tmp_path / "best.toml", held=held)
