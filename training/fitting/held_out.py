@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
@@ -17,9 +18,9 @@ from reclaim.features.seen import SEEN, holds
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import load_bundle
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.fitting.sources import Source, windows_of
+from reclaim.training.fitting.sources import NO_ROWS, Source, windows_of
 from reclaim.training.margins.answers import Priced, scores_of
-from reclaim.training.margins.calibrate import Calibration, calibrate
+from reclaim.training.margins.calibrate import Calibration, calibrate, known_rows
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import own_prices
 from reclaim.training.margins.own_price import FAR
@@ -105,6 +106,19 @@ def held_out(sources: Sequence[Source], forecaster: Forecaster, rows: Sequence[N
         rows=[len(r) for r in rows],
         mean_limit=mean_limit_of(sources),
     )
+
+
+def validation_rows(sources: Sequence[Source], horizon_s: int) -> list[NDArray[np.int64]]:
+    """Return the validation rows of each source; HistoryTooShortError where no price can be set on them."""
+    rows = [source.features.valid_rows() for source in sources]
+    if not sum(map(len, rows)):
+        raise HistoryTooShortError(
+            f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
+            f"{NO_ROWS}"
+        )
+    y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, rows, strict=True)])
+    known_rows(windows_of(sources, rows), y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)])
+    return rows
 
 
 def mean_limit_of(sources: Sequence[Source]) -> tuple[float, ...]:

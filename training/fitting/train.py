@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, working_folder
-from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
 from reclaim.features.seen import SEEN, sample_windows
-from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.features.targets import TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure
 from reclaim.training.fitting.devices.on_ray import fit_on_ray
-from reclaim.training.fitting.held_out import mean_limit_of, own_price_notes
+from reclaim.training.fitting.held_out import mean_limit_of, own_price_notes, validation_rows
 from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.oom_fit import fit_oom
-from reclaim.training.fitting.sources import NO_ROWS, Source, open_sources, windows_of
+from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trained import (
     Scored,
     Trained,
@@ -42,7 +42,6 @@ from reclaim.training.fitting.trained import (
     compare_with_builtin,
     score,
 )
-from reclaim.training.margins.calibrate import known_rows
 from reclaim.training.models.oom_model import OomModel
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
@@ -177,7 +176,7 @@ def run_training(
     if engine.name == "local":
         learner.check(config)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the fit
-    rows = _validation_rows(sources, config.horizon_s)
+    rows = validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     run_name = config.run_name(source.name for source in sources)
     with (
@@ -482,16 +481,3 @@ def _without_nan(scores: Mapping[str, Any]) -> dict[str, Any]:
         name: _without_nan(v) if isinstance(v, Mapping) else v if math.isfinite(v) else None
         for name, v in scores.items()
     }
-
-
-def _validation_rows(sources: Sequence[Source], horizon_s: int) -> list[NDArray[np.int64]]:
-    """Return the validation rows of each source; HistoryTooShortError where no price can be set on them."""
-    rows = [source.features.valid_rows() for source in sources]
-    if not sum(map(len, rows)):
-        raise HistoryTooShortError(
-            f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
-            f"{NO_ROWS}"
-        )
-    y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, rows, strict=True)])
-    known_rows(windows_of(sources, rows), y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)])
-    return rows

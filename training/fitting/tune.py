@@ -22,7 +22,7 @@ from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, locked, write_text
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
-from reclaim.training.fitting.held_out import held_out, less_reclaimed, mean_limit_of, set_prices
+from reclaim.training.fitting.held_out import held_out, less_reclaimed, mean_limit_of, set_prices, validation_rows
 from reclaim.training.fitting.learner import FITTING, Fitted, Objective, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.tune_space import (
@@ -67,7 +67,8 @@ class TuneReport:
     trials, pruned, new : int
         Trials in all; of those, stopped early, or diverged; and made by this call.
     first_loss : float or None
-        Validation loss of the first trial, that of the settings as given, as far as they are in the ranges searched.
+        Validation loss of the first trial, that of the settings as given; None where it diverged, or one of them lies
+        outside its range, so that no trial was of them.
     best_loss : float
     best : dict
         The searched settings of the best trial, by dotted name.
@@ -156,6 +157,7 @@ def tune(
     ranges = ranges_of(config.estimator, held)
     sources = open_sources(datasets)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the search
+    validation_rows(sources, config.horizon_s)  # likewise
     key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     busy = ConfigError(f"{file}: another process is running this search; wait for it")
@@ -172,26 +174,32 @@ def tune(
                 _kept.clear()
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
-            raise ModelError(f"none of {_count(study)} trials could be completed; lower the learning rate's range")
+            raise ModelError(
+                f"none of {_count(study)} trials could be completed: each diverged, as where the learning rate is too "
+                "high; --set fixes a lower one"
+            )
         best = min(complete, key=lambda trial: (trial.value, trial.number))
         settings = rounded(best.params)
         config_file.parent.mkdir(parents=True, exist_ok=True)
         write_text(config_file, as_toml(asdict(with_settings(config, settings))))
         first = study.get_trials(deepcopy=False, states=_DONE)[0]
+        as_given = len(searchable(config, ranges)) == len(ranges)
         number, less = study.user_attrs.get(_COMPARED, (None, []))
         if number != best.number:
             say("comparing what the best settings reclaim with those as given")
-            less = compared(sources, config, with_settings(config, settings)) if best.number != first.number else []
+            found = with_settings(config, settings)
+            less = [] if as_given and best.number == first.number else compared(sources, config, found)
             study.set_user_attr(_COMPARED, (best.number, less))
         report = TuneReport(
             run_id=run_id, estimator=config.estimator, trials=_count(study), pruned=_count(study) - len(complete),
-            new=max(_count(study) - done, 0), first_loss=first.value if first.state == TrialState.COMPLETE else None,
+            new=max(_count(study) - done, 0),
+            first_loss=first.value if as_given and first.state == TrialState.COMPLETE else None,
             best_loss=float(best.value or 0.0), best=settings, less=less,
             config_file=str(config_file), trials_file=str(file), seconds=time.perf_counter() - started,
         )  # fmt: skip
         with tracking.start_run(EXPERIMENT, config.estimator, run_id=run_id) as run:
-            found = {"valid_loss": report.best_loss, "trials": report.trials, "pruned": report.pruned}
-            run.log_metrics(found, step=report.trials)
+            metrics = {"valid_loss": report.best_loss, "trials": report.trials, "pruned": report.pruned}
+            run.log_metrics(metrics, step=report.trials)
             run.log_dict(asdict(report), "report.json")
             run.log_artifact(config_file)
     return report
@@ -225,8 +233,16 @@ def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once
 
 
 def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) -> list[str]:
-    """Return where settings reclaim less of validation rows than others, in words; each is fitted once."""
-    (_, mine), (_, others) = priced(sources, found), priced(sources, given)
+    """Return where settings reclaim less of validation rows than others, in words; each is fitted once.
+
+    Settings as given that diverge have nothing to compare with.
+    """
+    _, mine = priced(sources, found)
+    try:
+        _, others = priced(sources, given)
+    except ModelError as error:
+        log.info("the settings as given diverged: %s", error)
+        return []
     return [
         f"{horizon_s} s ahead, {less}"
         for horizon_s in mine

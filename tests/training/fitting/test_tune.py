@@ -360,6 +360,14 @@ def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
     assert states == {"trees/0": "diverged", "trees/1": "complete"}
 
 
+@pytest.mark.parametrize("config", [TREES, NETWORK], ids=["trees", "network"])
+def test_a_horizon_over_which_no_validation_row_has_a_known_demand_is_refused_before_a_trial(
+    dataset: Path, tmp_path: Path, config: TrainConfig
+) -> None:
+    with pytest.raises(HistoryTooShortError, match=r"cpu: 0 of \d+ validation rows have a limit and a known demand"):
+        tune([dataset], replace(config, horizon_s=86_400), trials=1, config_file=tmp_path / "best.toml")
+
+
 @pytest.mark.usefixtures("quick", "unrecorded")
 def test_money_that_no_mean_limit_is_known_for_is_refused_before_a_trial(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -536,6 +544,38 @@ def test_settings_of_less_loss_that_reclaim_less_are_told_and_compared_once(
     assert [c == given for c in priced] == [False, True]
     again = tune([dataset], given, trials=6, config_file=tmp_path / "best.toml")
     assert (again.less, len(priced)) == (report.less, 2)
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_a_search_ends_where_the_settings_as_given_diverge_when_they_are_compared(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = replace(TREES, seed=15)
+
+    def priced_as(_: Sequence[Source], config: TrainConfig) -> Any:
+        if config == given:
+            raise ModelError("epoch 0: the validation loss is nan; lower fit.learning_rate")
+        return None, {3_600: SimpleNamespace(reclaimed={"aggressive": (0.2, 0.2), "baseline": (0.1, 0.1)})}
+
+    monkeypatch.setattr(tuning, "priced", priced_as)
+    report = tune([dataset], given, trials=3, config_file=tmp_path / "best.toml")
+    assert (report.trials, report.less) == (3, [])
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_where_settings_as_given_lie_outside_their_ranges_no_loss_is_theirs_and_the_first_trial_is_compared(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, priced = replace(TREES, seed=16, trees=replace(TREES.trees, learning_rate=0.9)), list[TrainConfig]()
+
+    def priced_as(_: Sequence[Source], config: TrainConfig) -> Any:
+        priced.append(config)
+        return None, {}
+
+    monkeypatch.setattr(tuning, "priced", priced_as)
+    report = tune([dataset], given, trials=1, config_file=tmp_path / "best.toml")
+    assert report.first_loss is None
+    assert [config == given for config in priced] == [False, True]
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
