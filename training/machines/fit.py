@@ -113,7 +113,7 @@ def fit_curve(
     placed : bool
         Whether tasks are placed by the curve.
     pasts : sequence of str
-        Those of ``terms.PAST`` that are looked at.
+        Those of ``terms.PAST`` that are looked at, where that reclaims more.
     """
     if len(rows) * min(budgets) < 1:
         return MachineCurve()
@@ -128,7 +128,10 @@ def fit_curve(
     best = best if gains[best] > gains[0] + _GAIN else 0
     foreseen = rows.sums[:, T_LIMIT] > 0
     if len(rows) >= FEWEST and len(np.unique(rows.machine[foreseen] % 2)) == 2:
-        fitted = _cross_fitted(rows, rows if regrouped is None else join_rows([rows, regrouped]), pasts)
+        learned = rows if regrouped is None else join_rows([rows, regrouped])
+        fitted = _cross_fitted(rows, learned)
+        if pasts:  # a past may tell nothing of other machines
+            fitted = max(fitted, _cross_fitted(rows, learned, pasts), key=gain)
         if gain(fitted) > gains[best] + (_PLACED_GAIN if placed else _GAIN):
             return fitted
     return bounds[best]

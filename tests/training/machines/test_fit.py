@@ -94,6 +94,17 @@ def test_a_past_that_tells_the_peak_is_a_fourth_of_the_location_and_none_that_is
         assert [of[INPUTS.index(other)] for other in PAST if other != past] == [0.0, 0.0]
 
 
+def test_a_past_that_tells_something_else_on_other_machines_is_not_looked_at() -> None:
+    # the peak rises with each past on machines of even numbers, and falls with it on the others
+    rows, told = machines(8_000), np.random.default_rng(4).uniform(0, 1, 8_000)
+    limit, way = rows.sums[:, T_LIMIT], np.where(rows.machine % 2 == 0, 1, -1)
+    rows.sums[:, T_PAST:T_PASSED] = (limit * (0.3 + 0.2 * told))[:, None]
+    rows = replace(rows, peak=rows.peak + limit * 0.1 * (0.5 + way * (told - 0.5)))
+    curve = fit_curve(rows, BUDGETS, pasts=PAST)
+    assert curve == fit_curve(rows, BUDGETS)
+    assert curve.weights is not None
+
+
 def test_a_fit_that_foresees_nothing_on_other_machines_is_not_chosen() -> None:
     # every machine has a peak of its own, which the sums cannot tell
     own = np.random.default_rng(2).uniform(3, 7, 10)[np.arange(8_000) % 10]
