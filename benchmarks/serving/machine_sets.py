@@ -13,12 +13,14 @@ from reclaim.serving.models.loader import load_model
 from reclaim.training.machines.estimator import BOUND, MachineEstimator
 from reclaim.training.machines.terms import (
     N_TERMS,
+    PAST,
     RATES,
     T_BAND,
     T_HELD,
     T_LIMIT,
     T_MEAN,
     T_PASSED,
+    T_PAST,
     T_SQUARES,
     T_USAGE,
 )
@@ -63,7 +65,7 @@ def _terms(n: int, mean_limit: tuple[float, ...], random: np.random.Generator) -
     share = random.uniform(0.1, 0.4, (n, len(RESOURCES)))
     out[..., T_LIMIT], out[..., T_SQUARES], out[..., T_HELD] = limit, limit**2, 0.0
     out[..., T_USAGE], out[..., T_MEAN] = 0.8 * share * limit, share * limit
-    for at, count in ((T_PASSED, T_BAND - T_PASSED), (T_BAND, len(RATES))):
+    for at, count in ((T_PAST, len(PAST)), (T_PASSED, T_BAND - T_PASSED), (T_BAND, len(RATES))):
         for k in range(count):
             out[..., at + k] = limit * (share + (0.9 - share) * (k + 1) / (count + 1))
     return out

@@ -32,7 +32,7 @@ def fit_machines(valid: HeldOut, horizons_s: Sequence[int], budgets: Budgets, pl
         Shares of machines' times that may violate.
     placed_s : int
         The horizon that tasks are placed by, in seconds: the one that reservations are promised for. Curves of longer
-        ones look at the past of the tasks.
+        ones may look at the past of the tasks.
     """
     fitted = {}
     for horizon_s in horizons_s:
