@@ -241,7 +241,7 @@ def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) 
     try:
         _, others = priced(sources, given)
     except ModelError as error:
-        log.info("the settings as given diverged: %s", error)
+        log.warning("the settings as given diverged, so nothing is compared with them: %s", error)
         return []
     return [
         f"{horizon_s} s ahead, {less}"

@@ -65,7 +65,7 @@ class MachineEstimator:
         """
         seen = np.rint(np.exp2(x[:, _SEEN].astype(np.float64)) - 1.0).astype(np.int64)
         return shares_of(
-            forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, x[:, _PAST],
+            forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, x.take(_PAST, axis=1),
             self.mean_limit, forecast.horizons_s.index(self.horizon_s), out,
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,34 +129,40 @@ def fit_curve(
     foreseen = rows.sums[:, T_LIMIT] > 0
     if len(rows) >= FEWEST and len(np.unique(rows.machine[foreseen] % 2)) == 2:
         learned = rows if regrouped is None else join_rows([rows, regrouped])
-        fitted = _cross_fitted(rows, learned)
-        if pasts:  # a past may tell nothing of other machines
-            fitted = max(fitted, _cross_fitted(rows, learned, pasts), key=gain)
+        fitted = max(_fits(rows, learned, pasts), key=gain)  # a past may tell nothing of other machines
         if gain(fitted) > gains[best] + (_PLACED_GAIN if placed else _GAIN):
             return fitted
     return bounds[best]
 
 
-def _cross_fitted(rows: MachineRows, learned: MachineRows, pasts: Sequence[str] = ()) -> MachineCurve:
-    """Return the curve fitted to all rows, with margins set on each half by the fit of the other half."""
-    odd, of_odd = rows.machine % 2 == 1, learned.machine % 2 == 1
-    scores = np.empty(len(rows))
-    for mine, others in ((odd, ~of_odd), (~odd, of_odd)):
-        scores[mine] = rows.take(mine).scores(MachineCurve(weights=_mean_weights(learned.take(others), pasts)))
-    return MachineCurve(weights=_mean_weights(learned, pasts)).with_margins(scores)
+def _fits(rows: MachineRows, learned: MachineRows, pasts: Sequence[str] = ()) -> Iterator[MachineCurve]:
+    """Yield the curve that looks at no past, then that of the mean of its weights and of those with each past alone.
 
-
-def _mean_weights(rows: MachineRows, pasts: Sequence[str]) -> tuple[float, ...]:
-    """Return the mean of the weights without a past, and with each alone.
-
-    A past that is chosen by other machines of the same days may be worse than none on later days, and the mean seldom
-    is; all pasts in one fit reclaimed no more than one (``benchmarks/LOG.md``, 2026-11-29).
+    Each is fitted to all rows, and has margins set on each half by the fit of the other half. A past that is chosen by
+    other machines of the same days may be worse than none on later days, and the mean seldom is; all pasts in one fit
+    reclaimed no more than one (``benchmarks/LOG.md``, 2026-11-29).
     """
-    of_each = [_weights(rows), *(_weights(rows, past) for past in pasts)]
-    return tuple(np.mean(of_each, axis=0).tolist())
+    odd = learned.machine % 2 == 1
+    parts = (learned.take(odd), learned.take(~odd), learned)
+    without = [_weights(part) for part in parts]
+    yield _cross_judged(rows, without)
+    if pasts:
+        of_each = [
+            [alone, *(_weights(part, past) for past in pasts)] for alone, part in zip(without, parts, strict=True)
+        ]
+        yield _cross_judged(rows, [np.mean(each, axis=0) for each in of_each])
 
 
-def _weights(rows: MachineRows, past: str | None = None) -> tuple[float, ...]:
+def _cross_judged(rows: MachineRows, weights: Sequence[Floats]) -> MachineCurve:
+    """Return the curve of weights of machines of odd numbers, of even ones and of all, with margins of both halves."""
+    of_odd, of_even, of_all = (tuple(each.tolist()) for each in weights)
+    odd, scores = rows.machine % 2 == 1, np.empty(len(rows))
+    for mine, others in ((odd, of_even), (~odd, of_odd)):
+        scores[mine] = rows.take(mine).scores(MachineCurve(weights=others))
+    return MachineCurve(weights=of_all).with_margins(scores)
+
+
+def _weights(rows: MachineRows, past: str | None = None) -> Floats:
     """Return the weights of least pinball loss at ``LEVEL`` over the sums of limits, each snapshot by its limits.
 
     Inputs of ``terms.PAST`` other than the one that is named have none.
@@ -186,4 +192,4 @@ def _weights(rows: MachineRows, past: str | None = None) -> tuple[float, ...]:
             step = minimize(loss, step, args=(width,), jac=True, method="L-BFGS-B", options=_STOP).x
     weights = np.zeros(N_INPUTS)
     weights[used] = step / scale
-    return tuple(weights.tolist())
+    return weights
