@@ -53,16 +53,18 @@ BULK = {
     "cell": "GET /v1/cell/reservations",
     "machines": f"GET /v1/machines, {MACHINES:,} of them",
     "machines_json": "the same as JSON, on one page",
+    "machines_day": "GET /v1/machines?horizon_s=86400, Arrow",
     "fit": "POST /v1/machines/fit, 20 candidates (JSON)",
 }
 READ = {
     "cell": request("GET", "/v1/cell/reservations", accept=ARROW),
     "machines": request("GET", "/v1/machines", accept=ARROW),
     "machines_json": request("GET", f"/v1/machines?page_size={MACHINES}"),
+    "machines_day": request("GET", "/v1/machines?horizon_s=86400", accept=ARROW),
     "fit": candidates(20),
 }
 """Bulk calls that change nothing → request."""
-OF_MACHINES = ("machines", "machines_json", "fit")
+OF_MACHINES = ("machines", "machines_json", "machines_day", "fit")
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def fit(
         raise RequestError(TOO_LARGE, "too_many_pairs", message, field="candidates")
     margin, budget = _budget_of(request, found.scorer, settings)
     asked = _asked(found, margin, budget)
-    each = zip(found.scorer.machines.curves, asked, strict=True)
+    each = zip(found.estimator.curves, asked, strict=True)
     places = _Places(found, machine, capacity, [margin_beyond(curve, probability) for curve, probability in each])
     answers: list[CandidateFit | None] = [None] * len(candidates.key)
 
@@ -114,7 +114,7 @@ class _Places:
 
     def __init__(self, found: MachineSums, machine: Ids, capacity: Floats, margins: Sequence[float]) -> None:
         self._machine, self._capacity, self._found = machine, capacity, found
-        estimator = found.scorer.machines
+        estimator = found.estimator
         self._peak: Callable[[Floats], Floats] = lambda sums: estimator.at(margins, sums)
         self._sums = found.of(machine)
         self._now = self._peak(self._sums)
@@ -166,7 +166,8 @@ def _state(
     while True:
         candidates, scorer = _candidates(request, tracker, settings)
         on = candidates.machine[candidates.machine >= 0]
-        found = sums_of(tracker, settings, None if machine is None else np.union1d(machine, on).tolist())
+        named = None if machine is None else np.union1d(machine, on).tolist()
+        found = sums_of(tracker, settings, named, horizon_s=request.horizon_s)
         if found.scorer is scorer:
             return found, candidates
 
@@ -174,8 +175,9 @@ def _state(
 def _candidates(request: FitRequest, tracker: Tracker, settings: ServingSettings) -> tuple[_Candidates, Scorer]:
     """Return the candidates: known tasks with what they count, others with their limit, which counts whole."""
     names = [(-1, -1) if c.collection_id is None else (c.collection_id, c.instance_index) for c in request.candidates]
-    known = tracker.look(np.array(names, np.int64), parts=MACHINE_PARTS)
-    terms = own_terms(known)
+    key, horizon_s = np.array(names, np.int64), request.horizon_s
+    known = tracker.look(key, with_x=horizon_s is not None, parts=MACHINE_PARTS)
+    terms = own_terms(known, horizon_s)
     count(known, terms, settings)
     for k, candidate in enumerate(request.candidates):
         if not terms[k].any():  # it, or its limit, is unknown

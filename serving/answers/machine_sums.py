@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,17 +18,18 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import demand
 from reclaim.serving.answers.stateful import is_stale
+from reclaim.serving.cell.machine_peaks import MachineMargins
 from reclaim.serving.cell.task_record import machine_of
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE, terms_of
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
-    from reclaim.serving.cell.machine_peaks import MachineMargins
     from reclaim.serving.cell.tracker import Tracker
     from reclaim.serving.cell.views import Known
     from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
+    from reclaim.training.machines.estimator import MachineEstimator
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -44,8 +46,10 @@ class MachineSums:
     ----------
     scorer : Scorer
         Model of all terms.
+    estimator : MachineEstimator
+        Of the horizon.
     margins : MachineMargins
-        Of the moment.
+        Of the moment; of another horizon than that of the reservations, those of the fit, without outcomes.
     machine : int64, shape (m,), ascending
     sums : float64, shape (m, n_resources, N_TERMS)
         Of the terms of its tasks, in the order of their slots.
@@ -60,6 +64,7 @@ class MachineSums:
     """
 
     scorer: Scorer
+    estimator: MachineEstimator
     margins: MachineMargins
     machine: Ids
     sums: Floats
@@ -90,7 +95,7 @@ class MachineSums:
 
     def peaks(self) -> Floats:
         """Return what is reserved under each margin, in the order ``MARGIN_NAMES``; (n_margins, m, n_resources)."""
-        return np.stack([self.scorer.machines.at(margins, self.sums) for margins in self.margins.margins.tolist()])
+        return np.stack([self.estimator.at(margins, self.sums) for margins in self.margins.margins.tolist()])
 
     def of(self, machine: Ids) -> Floats:
         """Return the sums of named machines, zero for those without tasks; (k,) to (k, n_resources, N_TERMS)."""
@@ -102,20 +107,47 @@ class MachineSums:
         return out
 
 
-def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None) -> MachineSums:
+def sums_of(
+    tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None, *, horizon_s: int | None = None
+) -> MachineSums:
     """Return the sums of all machines that have tasks, or of those among the named ones.
 
     Each task is read at one moment; tasks that move meanwhile count once.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    settings : ServingSettings
+    machines : list of int or None
+    horizon_s : int or None
+        One of ``HORIZONS_S``; None: that of the reservations, whose terms are kept. Of another one they are computed.
     """
+    (found,) = sums_over(tracker, settings, (horizon_s,), machines)
+    return found
 
-    def made(known: Known, piece: slice) -> _Part:  # noqa: ARG001
-        terms = own_terms(known)
-        used = np.fmin(terms[..., T_USAGE], known.task["limit"])
-        used[is_stale(known, settings)] = 0.0
-        of, machine = (known.scorer, known.prices.machines), machine_of(known.task)
-        return _Part(*of, known.clock_us, known.tracked, machine, used, terms, count(known, terms, settings))
 
-    parts = tracker.visit(made, machines=machines, parts=MACHINE_PARTS)
+def sums_over(
+    tracker: Tracker, settings: ServingSettings, horizons_s: Sequence[int | None], machines: list[int] | None = None
+) -> list[MachineSums]:
+    """Return the sums over each horizon, of one moment; arguments as for ``sums_of``."""
+
+    def made(known: Known, piece: slice) -> list[_Part]:  # noqa: ARG001
+        machine, stale = machine_of(known.task), is_stale(known, settings)
+        parts = []
+        for horizon_s in horizons_s:
+            terms = own_terms(known, horizon_s)
+            used = np.fmin(terms[..., T_USAGE], known.task["limit"])
+            used[stale] = 0.0
+            of = (known.scorer, known.prices.machines, known.clock_us, known.tracked)
+            parts.append(_Part(*of, machine, used, terms, count(known, terms, settings)))
+        return parts
+
+    with_x = any(horizon_s is not None for horizon_s in horizons_s)
+    pieces = tracker.visit(made, machines=machines, with_x=with_x, parts=MACHINE_PARTS)
+    return [_summed(parts, horizon_s) for parts, horizon_s in zip(zip(*pieces, strict=True), horizons_s, strict=True)]
+
+
+def _summed(parts: Sequence[_Part], horizon_s: int | None) -> MachineSums:
     found, place = np.unique(np.concatenate([part.machine for part in parts]), return_inverse=True)
     nowhere = int(np.count_nonzero(found < 0))  # 1 where a task is on none: ids are not negative
     place = place.reshape(-1) - nowhere
@@ -128,9 +160,13 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
         _add(here, part.terms, part.used, part.whole, sums, usage, tasks, whole)
         start += len(here)
     of = parts[0]
+    scorer, estimator, margins = of.scorer, of.scorer.machines, of.margins
+    if horizon_s is not None and horizon_s != estimator.horizon_s:
+        estimator = scorer.machines_over(horizon_s)
+        margins = MachineMargins.of(estimator, scorer.budgets.by_margin)
     without = int(np.count_nonzero(place < 0))
     return MachineSums(
-        of.scorer, of.margins, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked
+        scorer, estimator, margins, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked
     )
 
 
@@ -165,7 +201,7 @@ class CellTotals:
 
 @dataclass(frozen=True)
 class _Part:
-    """Counts of ``n`` tasks, and the machines that they are on."""
+    """Counts of ``n`` tasks over one horizon, and the machines that they are on."""
 
     scorer: Scorer
     margins: MachineMargins
@@ -177,9 +213,16 @@ class _Part:
     whole: NDArray[np.bool_]
 
 
-def own_terms(known: Known) -> Floats:
-    """Return the terms of ``n`` tasks at the limits of their last windows; shape (n, n_resources, N_TERMS)."""
-    return terms_of(known.scores.shares, demand(known.last), known.task["granted"])
+def own_terms(known: Known, horizon_s: int | None = None) -> Floats:
+    """Return the terms of ``n`` tasks at the limits of their last windows; shape (n, n_resources, N_TERMS).
+
+    Over another horizon than that of the reservations, ``known`` has their features.
+    """
+    if horizon_s in (None, known.scorer.horizon_s):
+        return terms_of(known.scores.shares, demand(known.last), known.task["granted"])
+    if known.x is None:  # no task is known
+        return np.zeros((len(known.task), len(RESOURCES), N_TERMS))
+    return known.scorer.terms_over(horizon_s, known.x, known.last)
 
 
 def count(known: Known, terms: Floats, settings: ServingSettings) -> NDArray[np.bool_]:

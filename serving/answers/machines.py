@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from reclaim.serving.wire.cell_schemas import MachineMargin, Step
 from reclaim.serving.wire.machine_schemas import (
     Counts,
     MachineExplanation,
+    MachineForecast,
     MachineOutcomes,
     MachineReservation,
     MachinesAnswer,
@@ -51,7 +53,7 @@ def about(found: MachineSums, units: Units) -> dict[str, Any]:
     """Return the fields that all answers about machines share."""
     scorer = found.scorer
     return {
-        "model": model_name(scorer.model), "horizon_s": scorer.machines.horizon_s, "units": units,
+        "model": model_name(scorer.model), "horizon_s": found.estimator.horizon_s, "units": units,
         "clock_us": known_or_none(found.clock_us), "budgets": dict(scorer.budgets.by_margin),
     }  # fmt: skip
 
@@ -77,7 +79,7 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
     budgets = ",".join(f"{name}={budget}" for name, budget in scorer.budgets.by_margin.items())
     return pa.table(columns).replace_schema_metadata(
         {
-            "model_name": said.name, "model_version": said.version, "horizon_s": str(scorer.machines.horizon_s),
+            "model_name": said.name, "model_version": said.version, "horizon_s": str(found.estimator.horizon_s),
             "cpu_unit": units.cpu, "memory_unit": units.memory, "clock_us": str(found.clock_us), "budgets": budgets,
             "tracked": str(found.tracked), "without_machine": str(found.without_machine),
             "margins": _MARGINS.dump_json(machine_margins(found.margins)).decode(),
@@ -85,17 +87,25 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
     )  # fmt: skip
 
 
-def explain_machine(found: MachineSums, units: Units, margin: str) -> MachineExplanation:
-    """Return the answer for one machine, and the steps to its peak under a margin."""
-    machine = MachineReservation(**_each(found)[0])
+def explain_machine(over: Sequence[MachineSums], units: Units, margin: str) -> MachineExplanation:
+    """Return the answer for one machine over each horizon, and the steps to its peak within that of reservations."""
+    each = [_each(of)[0] for of in over]
+    ((found, said),) = ((of, said) for of, said in zip(over, each, strict=True) if of.estimator is of.scorer.machines)
+    forecast = [
+        MachineForecast(
+            horizon_s=of.estimator.horizon_s, **{name: said[name] for name in ("peak", "reclaimable", "basis")}
+        )
+        for of, said in zip(over, each, strict=True)
+    ]
     judged, violated = found.margins.outcomes_of(found.machine)
     outcomes = MachineOutcomes(
         judged=_counts(judged[0]),
         violated={name: _counts(of) for name, of in zip(MARGIN_NAMES, violated[0], strict=True)},
     )
     return MachineExplanation(
-        **about(found, units), margins=machine_margins(found.margins), margin=margin, machine=machine,
-        outcomes=outcomes, steps=_steps(found, margin),
+        **about(found, units), margins=machine_margins(found.margins), margin=margin,
+        machine=MachineReservation(**said),
+        forecast=forecast, outcomes=outcomes, steps=_steps(found, margin),
     )  # fmt: skip
 
 
@@ -132,14 +142,13 @@ def _counts(of: NDArray[np.int64]) -> Counts:
 
 def _basis(found: MachineSums) -> NDArray[np.int8]:
     """Return what each peak rests on, as a position in ``BASES``; shape (m, n_resources)."""
-    curves = found.scorer.machines.curves
-    of_curve = np.array([_BOUND if curve.weights is None else _FITTED for curve in curves], np.int8)
+    of_curve = np.array([_BOUND if curve.weights is None else _FITTED for curve in found.estimator.curves], np.int8)
     return np.where(found.sums[..., T_LIMIT] > 0, of_curve, np.int8(_LIMIT))
 
 
 def _steps(found: MachineSums, margin: str) -> list[Step]:
     """Return the steps from the limits of one machine to its peak, in words with numbers."""
-    scorer, limit, held = found.scorer, found.limit[0], found.unforecast[0]
+    limit, held = found.limit[0], found.unforecast[0]
     peak, basis = found.peaks()[MARGIN_NAMES.index(margin), 0], _basis(found)[0]
     tasks, whole = int(found.tasks[0]), int(found.whole[0])
     steps = [Step(rule="limit", amounts=resources(limit), why=f"the sum of the limits of {_tasks(tasks)}")]
@@ -150,7 +159,7 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
         ours = [r for k, r in enumerate(RESOURCES) if basis[k] == kind]
         if ours:
             why = (
-                f"the amount that the tasks' sum passes within {scorer.machines.horizon_s} s with a probability of "
+                f"the amount that the tasks' sum passes within {found.estimator.horizon_s} s with a probability of "
                 f"{_asked_in_words(found, margin, ours)}, {how} ({', '.join(ours)})"
             )
             steps.append(Step(rule=BASES[kind], amounts=resources(peak), why=why))

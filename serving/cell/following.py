@@ -67,7 +67,9 @@ class Prices:
     @classmethod
     def of(cls, scorer: Scorer) -> Prices:
         """Return a model's own prices and margins."""
-        return cls(scorer.prices, scorer.prices, scorer.budgets, MachineMargins.of(scorer))
+        return cls(
+            scorer.prices, scorer.prices, scorer.budgets, MachineMargins.of(scorer.machines, scorer.budgets.by_margin)
+        )
 
 
 def whose(scorer: Scorer, at_once: float = AT_ONCE) -> str:

@@ -24,6 +24,7 @@ from reclaim.training.margins.violation import violates_in_kernel
 if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Ids, Taken
     from reclaim.serving.models.scorer import Scorer, Scores
+    from reclaim.training.machines.estimator import MachineEstimator
 
 Floats = NDArray[np.float64]
 
@@ -76,10 +77,9 @@ class MachineMargins:
     violated_of: Ids
 
     @classmethod
-    def of(cls, scorer: Scorer) -> MachineMargins:
-        """Return a model's own margins."""
-        budgets = scorer.budgets.by_margin
-        online = OnlineMachines(scorer.machines.curves, tuple(budgets.values()), scorer.machines.horizon_s)
+    def of(cls, estimator: MachineEstimator, budgets: Mapping[str, float]) -> MachineMargins:
+        """Return the margins that an estimator was fitted with, which no outcome has moved."""
+        online = OnlineMachines(estimator.curves, tuple(budgets.values()), estimator.horizon_s)
         nothing = np.zeros((0, *online.margins.shape), np.int64)
         return cls.published(online, budgets, nothing[:, 0, 0], nothing[:, 0], nothing)
 

@@ -325,7 +325,7 @@ class Tracker:
 
     def visit(
         self, make: Callable[[Known, slice], _Made], key: Ids | None = None, *, machines: list[int] | None = None,
-        collections: list[int] | None = None, parts: tuple[str, ...] = TASK_PARTS,
+        collections: list[int] | None = None, with_x: bool = False, parts: tuple[str, ...] = TASK_PARTS,
     ) -> list[_Made]:  # fmt: skip
         """Apply a function to pieces of the named tasks, in that order, or of all tasks in any order; in threads.
 
@@ -339,6 +339,8 @@ class Tracker:
             Collection and instance index.
         machines, collections : list of int or None
             Restrict the tasks to these machines or collections.
+        with_x : bool
+            Whether features are copied.
         parts : tuple of str
             Fields of ``Scores`` that are copied; the others have a length of 0 in every axis but the first.
         """
@@ -350,11 +352,11 @@ class Tracker:
 
         def made(piece: slice) -> _Made:
             if key is not None:
-                known = self.look(key[piece], parts=parts)
+                known = self.look(key[piece], with_x=with_x, parts=parts)
             else:
                 with self._lock:
                     slot = self._chosen(slots[piece], machines, collections)  # some may have been removed
-                    known = self._copied(slot, copy_rows(self._slots.key, slot), False, parts)
+                    known = self._copied(slot, copy_rows(self._slots.key, slot), with_x, parts)
             scorers.add(known.scorer)
             return make(known, piece)
 

@@ -247,20 +247,26 @@ class Client:
         path = f"/v1/tasks/{collection_id}/{instance_index}"
         return self._ask("GET", path, TaskExplanation, query={"margin": margin, "budget": budget})
 
-    def machines(self, *, page_size: int = 1_000) -> Iterator[MachinesAnswer]:
-        """Yield pages of machines that have tasks, by id; each page is of its own moment."""
+    def machines(self, *, page_size: int = 1_000, horizon_s: int | None = None) -> Iterator[MachinesAnswer]:
+        """Yield pages of machines that have tasks, by id; each page is of its own moment.
+
+        Peaks are those within a horizon, in seconds; None: that of the reservations.
+        """
         after: str | None = None
         while True:
-            asked = {"page_size": page_size, "after": after}
+            asked = {"page_size": page_size, "after": after, "horizon_s": horizon_s}
             page = self._ask("GET", "/v1/machines", MachinesAnswer, query=asked)
             yield page
             if page.next is None:
                 return
             after = page.next
 
-    def machines_table(self) -> pa.Table:
-        """Return all machines at one moment, a row each; the schema's metadata has model, horizon, units and clock."""
-        response = self._send("GET", "/v1/machines", arrow=True)
+    def machines_table(self, *, horizon_s: int | None = None) -> pa.Table:
+        """Return all machines at one moment, a row each; the schema's metadata has model, horizon, units and clock.
+
+        The horizon is as for ``machines``.
+        """
+        response = self._send("GET", "/v1/machines", query={"horizon_s": horizon_s}, arrow=True)
         try:
             return read_stream(response.content)
         except pa.ArrowException as error:
@@ -268,7 +274,7 @@ class Client:
             raise ServiceError(message, 200) from error
 
     def machine(self, machine_id: int) -> MachineExplanation:
-        """Return one machine, and the steps to its peak; ServiceError 404 if it has no tasks."""
+        """Return one machine, its peaks by horizon, and the steps to one; ServiceError 404 if it has no tasks."""
         return self._ask("GET", f"/v1/machines/{machine_id}", MachineExplanation)
 
     def fit(self, request: FitRequest) -> FitAnswer:

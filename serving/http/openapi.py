@@ -32,6 +32,7 @@ from reclaim.serving.wire.errors import (
     UNAVAILABLE,
     UNKNOWN_TYPE,
 )
+from reclaim.serving.wire.machine_schemas import Horizon
 from reclaim.serving.wire.schemas import MAX_ID, ErrorResponse, MarginName, TaskId
 
 Json = dict[str, Any]
@@ -167,6 +168,9 @@ class MachinesParameters(Parameters):
     )
     after: Annotated[TaskId | None, BeforeValidator(_digits)] = Field(
         default=None, description="`next` of the page before."
+    )
+    horizon_s: Annotated[Horizon | None, BeforeValidator(_digits)] = Field(
+        default=None, description="Horizon of the peaks, in seconds; that of the reservations where absent."
     )
 
 

@@ -18,9 +18,10 @@ from starlette.routing import Match
 
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
+from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.machine_fit import fit
-from reclaim.serving.answers.machine_sums import MachineSums, sums_of
+from reclaim.serving.answers.machine_sums import MachineSums, sums_of, sums_over
 from reclaim.serving.answers.machines import as_json as machines_as_json
 from reclaim.serving.answers.machines import as_table as machines_as_table
 from reclaim.serving.answers.machines import explain_machine
@@ -329,11 +330,12 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
             raise ClientLeftError
         if whole:
             with runtime.metrics.answering("answer"):
-                table = machines_as_table(_sums(runtime), runtime.units)
+                table = machines_as_table(_sums(runtime, None, asked.horizon_s), runtime.units)
             return _table(runtime, table)
         machines, without = runtime.tracker.machines()
         page, following = machines_from(machines, asked.after, asked.page_size)
-        found = _sums(runtime, None if len(page) == len(machines) else page)  # a query for all is faster without names
+        named = None if len(page) == len(machines) else page  # a query for all is faster without names
+        found = _sums(runtime, named, asked.horizon_s)
         body = machines_as_json(found, runtime.units, without_machine=without, following=following)
         return Response(body, media_type=_JSON)
 
@@ -343,12 +345,12 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
 
 
 async def _machine(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
-    """Explain one machine: what its tasks count, their peak under each margin, and the steps to it."""
+    """Explain one machine: what its tasks count, their peaks by horizon and margin, and the steps to one of them."""
     runtime.writer.check_readable()
     _parameters(request, Parameters)
     machine = _read(MachinePath, request.path_params).machine_id
-    found = await run_in_threadpool(lambda: _sums(runtime, [machine]))
-    if len(found) == 0:
+    found = await run_in_threadpool(lambda: sums_over(runtime.tracker, runtime.settings, HORIZONS_S, [machine]))
+    if len(found[0]) == 0:
         raise RequestError(NOT_FOUND, "unknown_machine", f"machine {machine} is unknown, or it has no tasks")
     return _json(explain_machine(found, runtime.units, runtime.settings.margin))
 
@@ -376,8 +378,8 @@ async def _fit(runtime: Runtime, request: Request, body: bytes) -> Response:
     return _large_of(runtime).answer(respond)
 
 
-def _sums(runtime: Runtime, machines: list[int] | None = None) -> MachineSums:
-    return sums_of(runtime.tracker, runtime.settings, machines)
+def _sums(runtime: Runtime, machines: list[int] | None, horizon_s: int | None) -> MachineSums:
+    return sums_of(runtime.tracker, runtime.settings, machines, horizon_s=horizon_s)
 
 
 async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none

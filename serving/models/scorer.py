@@ -18,6 +18,7 @@ from reclaim.data.windows import Cell, Windows
 from reclaim.features.groups import tier_key
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate, Forecast
+from reclaim.training.machines.estimator import MachineEstimator
 from reclaim.training.machines.terms import N_SHARES, unknown_shares
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
 from reclaim.training.margins.online import own_prices
@@ -202,6 +203,17 @@ class Scorer:
             return self.machines.shares(forecast, x, last, out)
         in_pieces(make, len(x), self._threads)
         return out
+
+    def machines_over(self, horizon_s: int) -> MachineEstimator:
+        """Return the estimator of machines over another horizon than that of ``machines``, in seconds."""
+        return self.model.bundle.machine_estimator(horizon_s=horizon_s, mean_limit=self.machines.mean_limit)
+
+    def terms_over(self, horizon_s: int, x: NDArray[np.float32], last: Windows) -> NDArray[np.float64]:
+        """Return what ``n`` tasks add to the sums of their machines over a horizon; shape (n, n_resources, N_TERMS).
+
+        Other arguments are as for ``score``.
+        """
+        return self.machines_over(horizon_s).terms(self._estimator.forecast(x, last, horizon_s), x, last)
 
     def within_budget(self, budget: float, tier: str | None = None) -> str:
         """Return the margin that reclaims most among those within a budget on validation data.

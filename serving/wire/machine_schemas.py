@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
+from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.wire.cell_schemas import MachineMargin, Share, Step
 from reclaim.serving.wire.schemas import Answer, MarginName, ModelName, ResourceLimit, Resources, TaskId, Units, Wire
 
@@ -18,6 +20,15 @@ MOST_PAIRS: Final = 10_000_000
 MOST_PLACES: Final = 100
 """Largest number of machines returned for a candidate."""
 
+
+def _predicted(horizon_s: int) -> int:
+    if horizon_s not in HORIZONS_S:
+        raise PydanticCustomError("horizon", f"must be one of {', '.join(map(str, HORIZONS_S))}")
+    return horizon_s
+
+
+Horizon = Annotated[int, AfterValidator(_predicted), Field(json_schema_extra={"enum": list(HORIZONS_S)})]
+"""A horizon that models predict over, in seconds."""
 Basis = Literal["fitted", "bound", "limit"]
 """``fitted``: by the model's fit to peaks of machines; ``bound``: by the bound that needs no fit; ``limit``: no task of
 the machine has a forecast."""
@@ -88,12 +99,24 @@ class MachineOutcomes(Answer):
     violated: dict[str, Counts] = Field(description="Those of them whose peak exceeded what was reserved, by margin.")
 
 
+class MachineForecast(Answer):
+    """What the tasks of a machine are predicted to need together within one horizon."""
+
+    horizon_s: int = Field(description="The horizon, in seconds.")
+    peak: dict[str, Resources] = Field(
+        description="By margin. That of the answer's horizon follows outcomes; the others are as the model was fitted."
+    )
+    reclaimable: dict[str, Resources] = Field(description="The machine's `limit` less `peak`, by margin.")
+    basis: BasisByResource
+
+
 class MachineExplanation(_AboutMachines):
-    """A machine, and the steps to its peak under the service's default margin."""
+    """A machine, its peaks over every horizon, and the steps to its peak under the service's default margin."""
 
     margins: list[MachineMargin] = Field(description="By margin and resource, over all machines.")
     margin: str
     machine: MachineReservation
+    forecast: list[MachineForecast] = Field(description="One for each horizon.")
     outcomes: MachineOutcomes
     steps: list[Step]
 
@@ -132,6 +155,9 @@ class FitRequest(Wire):
     budget: Share | None = Field(
         default=None,
         description="In place of `margin`: the share of machines' times at which the peak may pass what is reserved.",
+    )
+    horizon_s: Horizon | None = Field(
+        default=None, description="Horizon of the peaks, in seconds; that of the reservations where absent."
     )
     most: Annotated[int, Field(ge=1, le=MOST_PLACES)] = Field(
         default=10, description="Largest number of machines returned for a candidate."

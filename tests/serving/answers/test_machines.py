@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from reclaim.data.core import parallel as pieces
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
+from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import CellTotals, MachineSums, sums_of
 from reclaim.serving.answers.machines import as_json, as_table, explain_machine
@@ -126,15 +127,17 @@ def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
     location, spread = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1, math.log(1 / EXCEEDED[-1]) / RATES[-1]  # of constant tasks
     for name, budget in memory.scorer.budgets.by_margin.items():
         assert machine.peak[name].cpu == pytest.approx(location + FITTED.margin(budget) * spread, rel=1e-6)
-    steps = explain_machine(sums(memory), UNITS, "medium").steps
+    steps = explain_machine([sums(memory)], UNITS, "medium").steps
     assert [step.rule for step in steps] == ["limit", "fitted", "bound", "newcomers"]
     assert "(cpu)" in steps[1].why
     assert "0.00316, the budget of the medium margin" in steps[1].why
 
 
-def test_sums_are_those_of_a_replay_to_the_bit(
-    history: History, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("horizon_s", [None, *HORIZONS_S])
+def test_sums_over_each_horizon_are_those_of_a_replay_to_the_bit(
+    history: History, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, horizon_s: int | None
 ) -> None:
+    bundle = replace(bundle, machines={86_400: (FITTED, MachineCurve())})
     windows = tellable(history.windows)
     windows = replace(windows, machine_id=windows.instance_index % 2)
     memory = Memory(SETTINGS, bundle)
@@ -148,7 +151,7 @@ def test_sums_are_those_of_a_replay_to_the_bit(
     x = bundle.bare_estimator(cell=CELL)._state.advance(slot, windows.take(order))
     rows = [np.flatnonzero((key[order] == name).all(axis=1))[-1] for name in names]
     last = windows.take(order[rows])
-    estimator = bundle.machine_estimator()
+    estimator = bundle.machine_estimator(horizon_s=horizon_s)
     terms = estimator.terms(bundle.forecaster.predict(x[rows], estimator.horizon_s), x[rows], last)
     wanted = np.zeros((2, len(RESOURCES), N_TERMS))
     for machine, inside, of_task in zip(last.machine_id, last.in_alloc, terms, strict=True):
@@ -157,13 +160,17 @@ def test_sums_are_those_of_a_replay_to_the_bit(
     assert len(names) > 3
     assert last.in_alloc.any()
     assert (wanted[:, :, T_LIMIT] > 0).all()
-    np.testing.assert_array_equal(sums(memory).sums, wanted)
-    np.testing.assert_array_equal(sums(memory).peaks()[0], estimator.peak(wanted, 0.001))
+
+    def found(machines: list[int] | None = None) -> MachineSums:
+        return sums_of(memory.tracker, SETTINGS, machines, horizon_s=horizon_s)
+
+    np.testing.assert_array_equal(found().sums, wanted)
+    np.testing.assert_array_equal(found().peaks()[0], estimator.peak(wanted, 0.001))
     monkeypatch.setattr(pieces, "_PIECE_ROWS", 2)
-    np.testing.assert_array_equal(sums(memory).sums, wanted, "whatever the pieces")
-    np.testing.assert_array_equal(sums(memory, [1]).sums, wanted[1:], "of one machine as of all")
+    np.testing.assert_array_equal(found().sums, wanted, "whatever the pieces")
+    np.testing.assert_array_equal(found([1]).sums, wanted[1:], "of one machine as of all")
     memory.tracker.promote(memory.scorer)
-    np.testing.assert_array_equal(sums(memory).sums, wanted, "scored again, as after a restart")
+    np.testing.assert_array_equal(found().sums, wanted, "scored again, as after a restart")
 
 
 def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(three: Memory) -> None:
@@ -177,7 +184,7 @@ def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(thr
     assert found.unforecast.tolist() == [[1.0, 1.0], [5.0, 5.0]]
     assert found.peaks()[0, 0, 0] == pytest.approx(1.0 + 0.3 + E_BASELINE / RATES[-1], rel=1e-7)
     assert found.usage.tolist() == [[0.5, 0.5], [0.4, 0.4]]
-    explained = explain_machine(sums(three, [7]), UNITS, "baseline")
+    explained = explain_machine([sums(three, [7])], UNITS, "baseline")
     assert [step.rule for step in explained.steps] == ["limit", "bound", "unforecast", "newcomers"]
     assert "1 task without a forecast" in explained.steps[2].why
 
@@ -355,7 +362,7 @@ def test_the_json_has_the_counts_of_the_cell_and_the_start_of_the_next_page(thre
 
 def test_an_explanation_tells_the_outcomes_and_the_amounts_of_its_own_margin_step_by_step(three: Memory) -> None:
     found = uneven(three)
-    explained = explain_machine(found, UNITS, "medium")
+    explained = explain_machine([found], UNITS, "medium")
     assert (explained.outcomes.judged.cpu, explained.outcomes.judged.memory) == (31, 32)
     violated = [(of.cpu, of.memory) for of in explained.outcomes.violated.values()]
     assert dict(zip(explained.outcomes.violated, violated, strict=True)) == dict(
@@ -375,7 +382,7 @@ def test_an_explanation_tells_the_outcomes_and_the_amounts_of_its_own_margin_ste
         found, machine=found.machine[1:], sums=found.sums[1:], usage=found.usage[1:], tasks=np.array([1]),
         whole=np.array([0]),
     )  # fmt: skip
-    steps = explain_machine(nine, UNITS, "medium").steps
+    steps = explain_machine([nine], UNITS, "medium").steps
     assert steps[0].why == "the sum of the limits of 1 task"
     assert steps[1].why.endswith("(cpu)")  # all memory is held
     assert steps[2].why.startswith("counts whole in it: 0 tasks without")
@@ -383,7 +390,7 @@ def test_an_explanation_tells_the_outcomes_and_the_amounts_of_its_own_margin_ste
 
 def test_the_probability_that_is_asked_is_told_with_its_reasons_where_it_is_not_the_budget(three: Memory) -> None:
     def told(margin: str) -> str:
-        (why,) = [step.why for step in explain_machine(uneven(three), UNITS, margin).steps if step.rule == "bound"]
+        (why,) = [step.why for step in explain_machine([uneven(three)], UNITS, margin).steps if step.rule == "bound"]
         return why.partition("with a probability of ")[2].partition(", by the bound")[0]
 
     # that of CPU is the budget, and of memory no recent answer is known
@@ -554,10 +561,10 @@ def test_candidates_and_machines_are_of_one_model_though_it_changes_between_them
     before = fitted_to(three, **request)
     following = [Memory(ALONE, bundle).scorer]
 
-    def promote_first(*of: Any) -> MachineSums:
+    def promote_first(*of: Any, **more: Any) -> MachineSums:
         if following:  # the candidates have been looked at
             three.tracker.promote(following.pop())
-        return sums_of(*of)
+        return sums_of(*of, **more)
 
     monkeypatch.setattr("reclaim.serving.answers.machine_fit.sums_of", promote_first)
     amid = fitted_to(three, **request)
@@ -604,11 +611,11 @@ def test_a_budget_is_above_0_and_below_1(three: Memory) -> None:
 def url(make_app: Any, at_url: Any) -> Iterator[str]:
     """Give a service with five machines of a task each, and a task without a machine."""
     with make_app() as (app, _), at_url(app) as url:
-        _write(url)
+        write_five(url)
         yield url
 
 
-def _write(url: str) -> None:
+def write_five(url: str) -> None:
     told = [
         {"collection_id": task, "start_us": 300 * S * at, "end_us": 300 * S * (at + 1), "cpu_mean": 0.1 * task,
          "memory_max": 0.1 * task, "limit": both(2.0), **({} if task == 6 else {"machine_id": 10 * task})}
@@ -646,7 +653,19 @@ def test_a_machine_without_tasks_is_unknown(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["/x", "/-1", f"/{2**63}", "?after=x", "?after=-1", "?page_size=0", "?more=1", "/10?more=1"]
+    "query",
+    [
+        "/x",
+        "/-1",
+        f"/{2**63}",
+        "?after=x",
+        "?after=-1",
+        "?page_size=0",
+        "?more=1",
+        "/10?more=1",
+        "?horizon_s=7",
+        "?horizon_s=1e3",
+    ],
 )
 def test_a_wrong_address_is_refused(url: str, query: str) -> None:
     assert httpx.get(f"{url}/v1/machines{query}", timeout=120).status_code == 422
@@ -663,6 +682,7 @@ GOOD: Json = {"candidates": [{"limit": both(0.5)}], "capacity": both(5.0)}
         json.dumps({**GOOD, "capacity": both(0)}).encode(), json.dumps({**GOOD, "capacity": both(-1)}).encode(),
         json.dumps({**GOOD, "capacity": both(math.nan)}).encode(),
         json.dumps({**GOOD, "capacity": {"cpu": 1}}).encode(),
+        json.dumps({**GOOD, "horizon_s": 7}).encode(), json.dumps({**GOOD, "horizon_s": "300"}).encode(),
         json.dumps({**GOOD, "budget": 1}).encode(), json.dumps({**GOOD, "budget": 0}).encode(),
         json.dumps({**GOOD, "machines": [{"machine_id": -1}]}).encode(), json.dumps({**GOOD, "more": 1}).encode(),
         json.dumps({**GOOD, "candidates": [{}]}).encode(),
@@ -703,7 +723,7 @@ def test_the_answer_is_the_same_after_a_restart(make_app: Any, at_url: Any, tmp_
     for start in range(2):
         with make_app(state=tmp_path, clock="trace") as (app, runtime), at_url(app) as url:
             if start == 0:
-                _write(url)
+                write_five(url)
             said.append((httpx.get(f"{url}/v1/machines", timeout=120).json(), runtime._totals.now()[0].tolist()))
             shown = runtime.metrics.text()
             assert 'reclaim_machines_limit_amount{resource="cpu"} 10.0' in shown

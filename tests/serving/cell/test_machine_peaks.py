@@ -352,7 +352,8 @@ def test_a_smaller_budget_never_reserves_less_and_any_budget_moves_as_its_neighb
         assert of.probability(budget) == pytest.approx(of.asked[b])
     between = of.probability(0.005)
     assert all(low <= p <= high for low, p, high in zip(of.asked[1], between, of.asked[2], strict=True))
-    assert MachineMargins.of(memory.scorer).probability(0.0123) == (0.0123, 0.0123)
+    own = MachineMargins.of(memory.scorer.machines, memory.scorer.budgets.by_margin)
+    assert own.probability(0.0123) == (0.0123, 0.0123)
 
 
 def test_a_machine_is_told_why_it_is_asked_for_another_probability(narrow: Bundle) -> None:
@@ -360,7 +361,7 @@ def test_a_machine_is_told_why_it_is_asked_for_another_probability(narrow: Bundl
     for of_slot in slots_of(history()):
         memory.write(of_slot)
     found = sums_of(memory.tracker, SETTINGS, [7])
-    explained = explain_machine(found, Units(), "aggressive")
+    explained = explain_machine([found], Units(), "aggressive")
     (why,) = [step.why for step in explained.steps if step.rule == "bound"]
     assert "with a probability of 0.01, the budget of the aggressive margin, now " in why
     assert "of the recent answers for all machines were passed" in why
