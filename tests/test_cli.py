@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from typer.main import get_command
 import reclaim as python
 from reclaim.cli import app as cli
 from reclaim.cli import replay as replays
+from reclaim.cli.results import of_tune
 from reclaim.config import load_config, settings_of
 from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import ConfigError
@@ -29,6 +31,7 @@ from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
 from reclaim.data.traces.series_mapping import shipped_mappings
 from reclaim.features.build import FeatureConfig
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
+from reclaim.training.fitting.tune import TuneReport
 from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 
@@ -324,3 +327,15 @@ def test_a_feed_ends_at_sigterm_even_as_the_first_process_of_a_container(monkeyp
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_the_command_that_tune_prints_can_be_pasted_into_a_shell() -> None:
+    best: dict[str, Any] = {"fit.epochs": 5, "params": {"a b": "it's"}}
+    files = ("best.toml", "trials.log")
+    report = TuneReport("run", "network", 3, 1, 3, None, 0.5, best, [], *files, 1.0)
+    _, lines = of_tune(report, [Path("my cell")], ["--set", "estimator='network'"], Path("best of all.toml"))
+    assert shlex.split(lines[-2])[1:] == [
+        "reclaim", "train", "my cell", "--set", "estimator='network'", "--set", "fit.epochs=5",
+        "--set", 'params={"a b": "it\'s"}',
+    ]  # fmt: skip
+    assert shlex.split(lines[-1])[1:] == ["reclaim", "train", "my cell", "--config", "best of all.toml"]

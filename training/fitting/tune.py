@@ -93,9 +93,9 @@ class TuneReport:
     trials_file: str
     seconds: float
 
-    def assignments(self) -> str:
-        """Return the best settings as options of ``reclaim train``."""
-        return " ".join(f"--set {name}={json.dumps(value)}" for name, value in self.best.items())
+    def assignments(self) -> list[str]:
+        """Return the best settings as words of ``reclaim train``."""
+        return [word for name, value in self.best.items() for word in ("--set", f"{name}={json.dumps(value)}")]
 
 
 def tune(

@@ -337,7 +337,7 @@ def in_words(found: Plan) -> str:
     """Return a plan in one line."""
     minutes = found.seconds / 60
     return (
-        f"{found.pieces} pieces of two hours by {found.transport} (server {found.server}): about "
+        f"pieces of two hours: {found.pieces}, by {found.transport} (server {found.server}): about "
         f"{found.samples:,} samples, {found.n_bytes / 1e6:,.0f} MB, {max(minutes, 0.1):,.1f} minutes"
     )
 

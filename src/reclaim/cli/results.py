@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.cli.console import unchanged
@@ -197,14 +198,15 @@ def of_bundle(location: ModelLocation, out: Path) -> Result:
 
 def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Path) -> Result:
     """Return the result of ``reclaim tune``, with the commands that train with the best settings."""
-    command = f"reclaim train {' '.join(map(str, datasets))}"
+    command = ["reclaim", "train", *map(str, datasets)]
     as_given = "" if report.first_loss is None else f"; {report.first_loss:.5f} with the settings as given"
-    return {**asdict(report), "assignments": report.assignments()}, [
+    return {**asdict(report), "assignments": join(report.assignments())}, [
         f"{report.estimator}: validation loss {report.best_loss:.5f}{as_given}; {report.trials} trials, "
-        f"{report.new} of them new, {report.pruned} stopped early; run {report.run_id}, {report.seconds:.0f} s",
+        f"{report.new} of them new, {report.pruned} stopped early or diverged; run {report.run_id}, "
+        f"{report.seconds:.0f} s",
         *(f"reclaims less of validation rows at a budget than the settings as given: {less}" for less in report.less),
-        f"train   {command} {' '.join([*given, report.assignments()])}",
-        f"or      {command} --config {out}",
+        f"train   {join([*command, *given, *report.assignments()])}",
+        f"or      {join([*command, '--config', str(out)])}",
     ]
 
 

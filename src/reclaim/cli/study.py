@@ -56,7 +56,7 @@ def tune(
         datasets, loaded, trials=trials, config_file=out, held=held, progress=print_status, at_once=at_once,
         engine=Engine(engine, workers),
     )  # fmt: skip
-    given = [*([f"--config {config}"] if config else []), *(f"--set {a}" for a in settings)]
+    given = [*(("--config", str(config)) if config else ()), *(word for a in settings for word in ("--set", a))]
     print_result(results.of_tune(report, datasets, given, out), as_json)
 
 

@@ -140,9 +140,10 @@ def test_a_search_of_the_network_records_every_trial_and_writes_what_training_ta
     assert (report.trials, report.new) == (3, 3)
     loaded = load_config(TrainConfig, tmp_path / "best.toml")
     assert loaded == with_settings(NETWORK, report.best)
-    words = report.assignments().split("--set ")[1:]
+    options, words = report.assignments()[::2], report.assignments()[1::2]
+    assert set(options) == {"--set"}
     few = ["fit.max_samples=600", "fit.max_valid_samples=200"]
-    assert load_config(TrainConfig, None, [*few, *(word.strip() for word in words)]) == loaded
+    assert load_config(TrainConfig, None, [*few, *words]) == loaded
     runs = tracking.find_runs(EXPERIMENT)
     (parent,) = [run for run in runs if run.run_id == report.run_id]
     children = sorted((run for run in runs if run is not parent), key=lambda run: run.name)
