@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field
 
-from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.wire.cell_schemas import MachineMargin, Share, Step
 from reclaim.serving.wire.schemas import Answer, MarginName, ModelName, ResourceLimit, Resources, TaskId, Units, Wire
 
@@ -20,15 +18,8 @@ MOST_PAIRS: Final = 10_000_000
 MOST_PLACES: Final = 100
 """Largest number of machines returned for a candidate."""
 
-
-def _predicted(horizon_s: int) -> int:
-    if horizon_s not in HORIZONS_S:
-        raise PydanticCustomError("horizon", f"must be one of {', '.join(map(str, HORIZONS_S))}")
-    return horizon_s
-
-
-Horizon = Annotated[int, AfterValidator(_predicted), Field(json_schema_extra={"enum": list(HORIZONS_S)})]
-"""A horizon that models predict over, in seconds."""
+Horizon = Literal[300, 3_600, 86_400]
+"""A horizon in seconds: one of ``features.targets.HORIZONS_S``, whose import takes long."""
 Basis = Literal["fitted", "bound", "limit"]
 """``fitted``: by the model's fit to peaks of machines; ``bound``: by the bound that needs no fit; ``limit``: no task of
 the machine has a forecast."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import numpy as np
@@ -20,7 +20,7 @@ from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.client.client import Client
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.serving.wire.errors import parse_body
-from reclaim.serving.wire.machine_schemas import CandidateFit, FitAnswer, FitRequest, MachinesAnswer
+from reclaim.serving.wire.machine_schemas import CandidateFit, FitAnswer, FitRequest, Horizon, MachinesAnswer
 from reclaim.serving.wire.schemas import Resources, Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve
@@ -160,4 +160,5 @@ def test_a_client_lists_machines_over_a_day(url: str) -> None:
 def test_a_horizon_that_models_do_not_predict_is_refused_by_name(url: str) -> None:
     refused = httpx.get(f"{url}/v1/machines?horizon_s=7200", timeout=120)
     assert refused.status_code == 422
-    assert refused.json()["error"]["message"] == "horizon_s: must be one of 300, 3600, 86400, got 7200"
+    assert get_args(Horizon) == HORIZONS_S
+    assert refused.json()["error"]["message"] == "horizon_s: must be one of 300, 3600 or 86400, got 7200"
