@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -25,7 +24,7 @@ from reclaim.serving.wire.schemas import Resources, Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.margins.margin import MARGIN_NAMES
-from tests.serving.answers.test_machines import FITTED, write_five
+from tests.serving.answers.machines_by_hand import FITTED
 from tests.serving.cell.test_machine_peaks import NARROW, SETTINGS, history, slots_of
 from tests.serving.cell_fixtures import Json, Memory, fact_rows
 
@@ -124,14 +123,6 @@ def test_tasks_without_windows_count_their_limit_over_a_day_and_an_empty_cell_ta
         assert found.peaks().tolist() == [[[2.0, 2.0]]] * len(MARGIN_NAMES)
     _, unknown = fitted_to(Memory(SETTINGS, bundle), A_DAY, collection_id=1, limit={"cpu": 0.5, "memory": 0.5})
     assert (unknown.known, unknown.places) == (False, [])
-
-
-@pytest.fixture(scope="module")
-def url(make_app: Any, at_url: Any) -> Iterator[str]:
-    """Give a service with five machines of a task each."""
-    with make_app() as (app, _), at_url(app) as url:
-        write_five(url)
-        yield url
 
 
 def test_machines_are_listed_over_a_day_as_one_of_them_is_explained(url: str) -> None:
