@@ -114,15 +114,19 @@ def test_a_candidate_is_placed_by_peaks_over_the_horizon_that_is_asked_for(moved
     assert fitted_to(moved, None, **task)[1].places != candidate.places
 
 
-def test_tasks_without_windows_count_their_limit_over_a_day_and_an_empty_cell_takes_a_candidate(bundle: Bundle) -> None:
+def test_tasks_without_windows_and_unknown_ones_count_their_limit_over_every_horizon(bundle: Bundle) -> None:
     memory = Memory(SETTINGS, bundle)
     memory.tell(fact_rows({"task": 1, "limit": 2.0, "machine_id": 7}))
     for horizon_s in HORIZONS_S:
         (found,) = sums_over(memory.tracker, memory.settings, (horizon_s,))
         assert (found.limit.tolist(), found.unforecast.tolist()) == ([[2.0, 2.0]], [[2.0, 2.0]])
         assert found.peaks().tolist() == [[[2.0, 2.0]]] * len(MARGIN_NAMES)
-    _, unknown = fitted_to(Memory(SETTINGS, bundle), A_DAY, collection_id=1, limit={"cpu": 0.5, "memory": 0.5})
-    assert (unknown.known, unknown.places) == (False, [])
+    for cell in (Memory(SETTINGS, bundle), memory):
+        _, unknown = fitted_to(cell, A_DAY, collection_id=2, limit={"cpu": 0.5, "memory": 0.5})
+        assert (unknown.known, [amounts(place.cost) for place in unknown.places]) == (
+            False,
+            [[0.5, 0.5]] * len(cell.tracker),
+        )
 
 
 def test_machines_are_listed_over_a_day_as_one_of_them_is_explained(url: str) -> None:
