@@ -244,6 +244,8 @@ def test_every_feature_of_random_histories_is_its_formula_over_all_windows_of_th
     windows, rng = random_histories(seed, n_tasks=3, longest=100), np.random.default_rng(seed)
     windows.limit[:] = np.where(windows.limit > 0, windows.limit, np.nan)  # 0 is unknown
     windows.usage[:] = np.minimum(windows.usage, 4.0)  # next to huge numbers the last digits of others are lost
+    if rng.random() < 0.5:
+        windows.scheduled_us[windows.scheduled_us > 0] *= 2  # runs begin with their first windows, not long before
     x = FeatureState(CELL).advance(windows.task_numbers(), windows).astype(np.float64)
     signals, compared = np.column_stack([demand(windows), peak_cpu(windows)]), set[str]()
     for first, stop in zip(windows.task_starts()[:-1], windows.task_starts()[1:], strict=True):

@@ -13,7 +13,16 @@ from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.ladder import N_RUNGS, ladder_of, price_of, rung_of
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
-from reclaim.training.margins.own_price import UNIT, UNKNOWN, add_risk, risk_of, rungs_within, share_at
+from reclaim.training.margins.own_price import (
+    UNIT,
+    UNKNOWN,
+    add_risk,
+    mean_risk,
+    risk_at,
+    risk_of,
+    rungs_within,
+    share_at,
+)
 from reclaim.training.margins.price import Price, three_prices
 
 DAY_US = 86_400_000_000
@@ -62,6 +71,16 @@ def test_the_place_is_where_the_mean_risk_is_the_budget() -> None:
     assert rungs_within(expected, answered, 0.3)[0].tolist() == [0, 0]
     assert rungs_within(expected, answered, 0.01)[0] == pytest.approx([N_RUNGS - 1.1] * 2, abs=1e-3)
     assert np.isnan(rungs_within(expected * 0, answered * 0, 0.1)).all()
+    # where the mean risk is the budget over many rungs, it is the first one
+    assert rungs_within(expected, answered, int(risk[0, 0, 10]) / UNIT)[0].tolist() == [10, 10]
+
+
+def test_the_mean_risk_between_two_rungs_is_straight_and_that_of_no_answers_0() -> None:
+    expected = np.zeros((2, N_RUNGS))
+    expected[0, :3] = 4 * UNIT * np.array([0.9, 0.5, 0.4])
+    mean = mean_risk(expected, np.array([4.0, 0.0]))
+    for place, risk in ((0.0, 0.9), (0.25, 0.8), (0.75, 0.6), (1.5, 0.45), (2.75, 0.1), (N_RUNGS - 1.0, 0.0)):
+        assert risk_at(mean, np.full(2, place)) == pytest.approx([risk, 0.0])
 
 
 def test_answers_without_a_forecast_do_not_count() -> None:
