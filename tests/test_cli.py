@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+
+
+import re
 import signal
 import socket
 import subprocess
@@ -32,6 +35,9 @@ from reclaim.data.traces.series_mapping import shipped_mappings
 from reclaim.features.build import FeatureConfig
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.training.fitting.tune import TuneReport
+
+
+from reclaim.replay.experiments.what_if.measure import WhatIfConfig
 from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 
@@ -62,6 +68,7 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
         ("fit=3", "fit is a table of settings"),
         ("params=0", "params is a table of settings"),
         ("seed=true", "seed must be int, got True"),
+        ("fit.learning_rate=true", "fit.learning_rate must be float, got True"),
         ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
         ("fit.epochs=0", "--set: fit.epochs must be at least 1, got 0"),
         ("seed=-1", "--set: seed must be from 0"),
@@ -75,6 +82,14 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
 def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(TrainConfig, None, [assignment])
+
+
+def test_a_list_is_of_values_of_its_type_and_blanks_around_a_name_or_a_value_are_none_of_it() -> None:
+    assert load_config(WhatIfConfig, None, ["machines=[3, 5]"]).machines == (3, 5)
+    assert load_config(WhatIfConfig, None, [" machines = [4] "]).machines == (4,)
+    for wrong, message in {"3": "machines is a list, got 3", "[3, 'x']": "machines must be int, got 'x'"}.items():
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_config(WhatIfConfig, None, [f"machines={wrong}"])
 
 
 @pytest.mark.parametrize("wrong", ["seen_days=inf", "hold_days=inf", "most_over=inf"])

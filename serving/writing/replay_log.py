@@ -58,7 +58,6 @@ def replay_log(
     found, rows = store.recovered, 0
     saved = named_in(part_of(found.arrays or {}, _SAVED))
     last: Mapping[str, Any] = {**found.facts, _PRICES: saved} if found.facts else {}
-    number = _number(saved)
 
     def apply(facts: Mapping[str, Any]) -> None:
         _apply(facts, tracker, settings)
@@ -98,11 +97,11 @@ def replay_log(
         else:
             facts = json.loads(bytes(record.payload))
             apply(facts)
-            last, number = facts, max(number, _number(facts.get(_PRICES)))
+            last = facts
     if not settings.follow:
         tracker.follow(None)
     elif tracker.following is None:
-        tracker.follow(Following(scorer, number + 1, threads, settings.at_once))
+        tracker.follow(Following(scorer, _number(last.get(_PRICES)) + 1, threads, settings.at_once))
     _apply(recorded(settings, tracker.following), tracker, settings)
     return rows, dict(last)
 

@@ -172,8 +172,6 @@ def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         return tuple(_convert(get_args(kind)[0], item, where, path) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind is Path and isinstance(value, str):
-        return Path(value)
     if isinstance(kind, type) and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise ConfigError(f"{where}: {name} must be {kind.__name__}, got {value!r}")
     return value

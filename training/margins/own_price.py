@@ -198,9 +198,9 @@ def risk_at(mean: NDArray[np.float64], rungs: NDArray[np.float64]) -> NDArray[np
     mean : float64, shape (..., N_RUNGS)
         As ``mean_risk`` returns it.
     rungs : float64, shape (...)
+        From 0 to ``TOP_RUNG``.
     """
-    place = np.clip(rungs, 0.0, TOP_RUNG)
-    low = np.minimum(place.astype(np.int64), TOP_RUNG - 1)
+    low = np.minimum(rungs.astype(np.int64), TOP_RUNG - 1)
     s0, s1 = (np.take_along_axis(mean, k[..., None], axis=-1)[..., 0] for k in (low, low + 1))
-    between: NDArray[np.float64] = s0 + (place - low) * (s1 - s0)
+    between: NDArray[np.float64] = s0 + (rungs - low) * (s1 - s0)
     return between

@@ -581,7 +581,7 @@ def test_another_model_scores_the_tasks_in_pieces_to_the_same_bits(
     for memory in (whole, pieced):  # a task in the place of the one that ended, and one in a new place
         memory.tell(fact_rows({"task": 30, "limit": 1.0}, {"task": 31, "limit": 1.0}))
     assert_same(told_by(pieced.tracker, pieced.settings), told_by(whole.tracker, whole.settings))
-    assert np.isnan(pieced.answers((30, 0), (31, 0)).known.scores.oom).all()
+    assert np.isnan(pieced.answers((20, 0), (30, 0), (31, 0)).known.scores.oom).all()  # 20 has no window yet
 
 
 def test_a_restored_state_is_in_memory_once(memory: Memory, bundle: Bundle) -> None:

@@ -163,7 +163,7 @@ def test_machines_laid_out_are_those_of_a_plain_look_at_every_window(
     ):
         if machine != UNKNOWN_ID and np.isfinite(used[i]) and np.isfinite(windows.limit[i, 0]):
             there.setdefault(machine, {}).setdefault(start_us // slot_us, {}).setdefault(task, []).append(i)
-    expected = []
+    expected, rows_there = [], []
     for _, slots in sorted(there.items()):
         for now, tasks in sorted(slots.items()):
             until_us = now * slot_us + horizon_s * S
@@ -177,6 +177,10 @@ def test_machines_laid_out_are_those_of_a_plain_look_at_every_window(
             )
             if all(judged[rows[0]] for rows in tasks.values()):
                 expected.append((now * slot_us, pytest.approx(peak), pytest.approx(sum(limit.values()))))
+                rows_there.append([tasks[task][0] for task in sorted(tasks)])
     found = lay_out_cell(windows, 0, slot_us, horizon_s, judged=judged)
     of = () if found is None else (found.start_us.tolist(), found.peak.tolist(), found.limit.tolist())
     assert list(zip(*of, strict=True)) == expected
+    if found is not None:  # rows stand by machine and time
+        assert found.rows.tolist() == [row for rows in rows_there for row in rows]
+        assert found.snapshot.tolist() == [k for k, rows in enumerate(rows_there) for _ in rows]

@@ -7,13 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reclaim.data.windows import empty_windows
+from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.margins.answers import Priced
-from reclaim.training.margins.ladder import N_RUNGS, ladder_of, price_of
+from reclaim.training.margins.ladder import N_RUNGS, ladder_of, price_of, rung_of
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
-from reclaim.training.margins.own_price import UNIT, UNKNOWN, add_risk, risk_of, rungs_within, share_at
+from reclaim.training.margins.own_price import (
+    UNIT,
+    UNKNOWN,
+    add_risk,
+    mean_risk,
+    risk_at,
+    risk_of,
+    rungs_within,
+    share_at,
+)
 from reclaim.training.margins.price import Price, three_prices
 
 DAY_US = 86_400_000_000
@@ -21,6 +30,7 @@ SLOT_US = 300_000_000
 TIER = int(tier_key(np.array([3]))[0])
 THRESHOLDS = np.array([0.25, 0.3, 0.4, 0.6], np.float32)
 SURVIVAL = np.array([0.3, 0.1, 0.03, 0.008], np.float32)
+BEGIN = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
 
 
 def _curves(n: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -61,6 +71,16 @@ def test_the_place_is_where_the_mean_risk_is_the_budget() -> None:
     assert rungs_within(expected, answered, 0.3)[0].tolist() == [0, 0]
     assert rungs_within(expected, answered, 0.01)[0] == pytest.approx([N_RUNGS - 1.1] * 2, abs=1e-3)
     assert np.isnan(rungs_within(expected * 0, answered * 0, 0.1)).all()
+    # where the mean risk is the budget over many rungs, it is the first one
+    assert rungs_within(expected, answered, int(risk[0, 0, 10]) / UNIT)[0].tolist() == [10, 10]
+
+
+def test_the_mean_risk_between_two_rungs_is_straight_and_that_of_no_answers_0() -> None:
+    expected = np.zeros((2, N_RUNGS))
+    expected[0, :3] = 4 * UNIT * np.array([0.9, 0.5, 0.4])
+    mean = mean_risk(expected, np.array([4.0, 0.0]))
+    for place, risk in ((0.0, 0.9), (0.25, 0.8), (0.75, 0.6), (1.5, 0.45), (2.75, 0.1), (N_RUNGS - 1.0, 0.0)):
+        assert risk_at(mean, np.full(2, place)) == pytest.approx([risk, 0.0])
 
 
 def test_answers_without_a_forecast_do_not_count() -> None:
@@ -147,6 +167,66 @@ def test_a_cell_that_began_before_the_clock_of_its_trace_is_as_old_as_that() -> 
     assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
 
 
+def test_the_own_price_is_of_the_answers_of_a_tier_and_of_all_where_it_has_none_and_stays_while_none_comes() -> None:
+    other = int(tier_key(np.array([1]))[0])
+    windows = _slots([1, 1, 13], [3, 1, 1])
+    risk = np.zeros((3, 2, N_RUNGS), np.uint16)
+    risk[0, :, :20] = risk[1, :, :40] = risk[2, :, :30] = round(0.48 * UNIT)
+    online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
+    online.hold(np.array([0, 1, 1]), Priced(np.ones((3, 2, N_RUNGS), np.float32), None, risk), windows)
+    # 0.3 lies 0.18 / 0.48 of the way from rung 19 to 20, and from 39 to 40; of both 0.48 are left to rung 19, then 0.24
+    places = online.own_rungs[1, :, 0]
+    assert places[[TIER, other]] == pytest.approx([19.375, 39.375], abs=1e-3)
+    assert np.delete(places, [TIER, other]) == pytest.approx(19.75, abs=1e-3)
+    online.reach(24 * SLOT_US)  # an hour later, of answers of the other tier: 23 / 24 of the old one to rung 39
+    after = online.own_rungs[1, :, 0]
+    assert after[other] == pytest.approx(29 + (0.48 - 0.3) / (0.48 - 0.48 * 23 / 47), abs=1e-3)
+    assert np.delete(after, other) == pytest.approx(np.delete(places, other), abs=1e-6)
+
+
+def test_what_was_promised_of_an_answer_between_slots_stays_while_other_tiers_answer() -> None:
+    # the answer in slot 1 counts in slot 2, in which the tier gives none; the next one comes within its horizon
+    at = [1, 13, *range(1, 17)]
+    windows = _slots(at, [3] * 2 + [1] * 16, from_us=SLOT_US // 3)
+    survival, thresholds = _curves(len(at))
+    ladder = ladder_of(survival, thresholds, np.ones((len(at), 2)))
+    risk = risk_of(ladder, survival, thresholds, np.full((len(at), 2), 0.25))
+    online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
+    online.hold(np.array([0] * 2 + [1] * 16), Priced(ladder, None, risk), windows)
+    assert online._cells["promised"][1, TIER] == pytest.approx([0.03, 0.03], abs=1e-3)  # at the price that is given
+
+
+def test_outcomes_teach_the_budget_and_the_tier_that_they_are_of() -> None:
+    windows, falling = _slots([1, 1], [3, 1]), np.linspace(1, 0, N_RUNGS)
+    risk = np.broadcast_to((falling * UNIT).round().astype(np.uint16), (2, 2, N_RUNGS))
+    online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
+    online.hold(np.arange(2), Priced(np.ones((2, 2, N_RUNGS), np.float32), None, risk), windows)
+    online._cells["promised"][1, TIER] = 80.0
+    online.reach(2 * SLOT_US)
+    # none of 80 violations came: (80 + 20) / 60 of 0.3 may be spent, so a half; else a third
+    price = {name: [float(rung_of(np.array(p[0]))) for p in _tiers_of(online, name)] for name in BUDGETED}
+    assert price["aggressive"][TIER] == pytest.approx(60 * (1 - 0.5), abs=0.01)
+    assert price["aggressive"][int(tier_key(np.array([1]))[0])] == pytest.approx(60 * (1 - 0.1), abs=0.01)
+    assert price["baseline"] == pytest.approx([60 * (1 - 0.008)] * len(TIER_LABELS), abs=0.01)
+
+
+def _slots(at: list[int], tier: list[int], from_us: int = 0) -> Windows:
+    """Return windows that end with slots of the clock, or a little later."""
+    windows = empty_windows(len(at))
+    windows.end_us[:] = from_us + SLOT_US * np.array(at)
+    windows.start_us[:] = windows.end_us - SLOT_US
+    windows.limit[:] = 1.0
+    windows.usage[:] = 0.1
+    windows.tier[:] = tier
+    return windows
+
+
+def _tiers_of(online: OnlineMargins, name: str) -> tuple[tuple[float, ...], ...]:
+    price = online.begin[name]
+    assert isinstance(price, Price)
+    return price.of_tiers
+
+
 def _price_of(online: OnlineMargins) -> float:
     price = online.begin["aggressive"]
     assert isinstance(price, Price)
@@ -208,8 +288,7 @@ def test_the_own_price_is_of_the_answers_of_a_day_of_which_each_hour_weighs_a_li
     risk = np.zeros((n, 2, N_RUNGS), np.uint16)
     risk[windows.end_us < 12 * SLOT_US, :, :20] = round(0.48 * UNIT)  # the first hour of the clock ends at slot 12
     risk[windows.end_us >= 12 * SLOT_US, :, :40] = round(0.24 * UNIT)
-    begin = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
-    online = OnlineMargins(begin, Budgets(0.024, 0.3), own=True)
+    online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
     online.hold(np.zeros(n, np.int64), Priced(np.ones((n, 2, N_RUNGS), np.float32), None, risk), windows)
     # eleven answers of the first hour at 23 / 24 for each hour since, twelve of the second: without a gap below rung 20
     # the mean risk is (11 * 23 / 24 * 0.48 + 12 * 0.24) / (11 * 23 / 24 + 12), from there to rung 40 without the first
