@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-
-
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -34,10 +32,8 @@ from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
 from reclaim.data.traces.series_mapping import shipped_mappings
 from reclaim.features.build import FeatureConfig
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
-from reclaim.training.fitting.tune import TuneReport
-
-
 from reclaim.replay.experiments.what_if.measure import WhatIfConfig
+from reclaim.training.fitting.tune import TuneReport
 from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 
