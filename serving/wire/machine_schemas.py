@@ -91,7 +91,7 @@ class MachineOutcomes(Answer):
 
 
 class MachineForecast(Answer):
-    """What the tasks of a machine are predicted to need together within one horizon."""
+    """Amounts that the tasks of a machine are predicted to need together within one horizon."""
 
     horizon_s: int = Field(description="The horizon, in seconds.")
     peak: dict[str, Resources] = Field(

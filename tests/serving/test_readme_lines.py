@@ -40,7 +40,7 @@ def test_every_curl_line_of_the_documents_is_answered(bundle_folder: Path, free_
         finally:
             server.terminate()
             server.wait(120)
-    stateless, written, told, on_machine, asked, explained, ready, machines, machine, room = answers
+    stateless, written, told, on_machine, asked, explained, ready, machines, over_a_day, machine, room = answers
     assert stateless["tasks"][0]["history"]["windows"] == 2
     assert (written["taken"], written["durable"], len(written["reservations"]["tasks"])) == (1, True, 1)
     assert (told["taken"], told["refused"]) == (2, {})
@@ -51,6 +51,7 @@ def test_every_curl_line_of_the_documents_is_answered(bundle_folder: Path, free_
     assert ready["ready"] is True
     assert [(one["machine_id"], one["tasks"]) for one in machines["machines"]] == [(7, 1)]
     assert machine["machine"] == machines["machines"][0]
+    assert over_a_day["machines"][0]["peak"] == machine["forecast"][-1]["peak"]
     assert room["candidates"][0]["places"][0]["machine_id"] == 7
 
 

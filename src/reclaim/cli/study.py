@@ -49,7 +49,7 @@ def tune(
     from reclaim.training.fitting.tune import tune as run
     from reclaim.training.settings import TrainConfig, config_file
 
-    settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
+    settings = [*(assignments or ()), *([f'estimator="{estimator}"'] if estimator else [])]
     loaded = load_config(TrainConfig, config_file(config), settings)
     held = [setting.partition("=")[0].strip() for setting in settings]
     report = run(

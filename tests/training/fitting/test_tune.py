@@ -485,7 +485,7 @@ def test_the_verb_prints_a_line_that_trains_the_best(dataset: Path, tmp_path: Pa
     words = ["tune", str(dataset), "--estimator", "trees", "--trials", "2", "--out", str(tmp_path / "b.toml")]
     done = CliRunner().invoke(cli.app, [*words, "--set", "seed=8"])
     assert done.exit_code == 0, done.output
-    assert f"reclaim train {dataset} --set seed=8 --set estimator='trees' --set trees.iterations=" in done.stdout
+    assert f"reclaim train {dataset} --set seed=8 --set 'estimator=\"trees\"' --set trees.iterations=" in done.stdout
     assert load_config(TrainConfig, tmp_path / "b.toml").seed == 8
     as_json = CliRunner().invoke(cli.app, [*words, "--set", "seed=8", "--json"])
     assert json.loads(as_json.stdout)["new"] == 0
