@@ -144,9 +144,21 @@ class Bundle:
         mean_limit : tuple of float or None
             Of the cell's tasks, where it is another cell than the one trained on.
         cell : Cell
+
+        Raises
+        ------
+        ConfigError
+            The model does not forecast over that horizon.
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
+        if horizon_s not in self.forecaster.horizons_s:
+            name = self.kind if self.origin is None else self.origin.label
+            known = " or ".join(map(str, self.forecaster.horizons_s))
+            raise ConfigError(
+                f"{name} forecasts {known} s ahead, not {horizon_s}: "
+                f"--set horizon_s={self.horizon_s}, or train a model with --set horizon_s={horizon_s}, or name another"
+            )
         earlier = None
         if self.held_out is not None and self.learned_until_us is not None:
             earlier = Earlier(self.learned_until_us, self.held_out)

@@ -247,6 +247,15 @@ def test_an_unknown_margin_is_refused_with_the_known_ones(bundle: Bundle) -> Non
         bundle.estimator("reckless")
 
 
+def test_a_horizon_that_a_model_lacks_is_refused_by_its_name_and_with_what_to_do(bundle: Bundle) -> None:
+    named = replace(bundle, origin=ModelLocation("reclaim-trees", "1", Path("folder"), "reclaim-trees/1"))
+    said = r"^reclaim-trees/1 forecasts 300 or 3600 or 86400 s ahead, not 60: --set horizon_s=3600, or train .*=60"
+    with pytest.raises(ConfigError, match=said):
+        named.bare_estimator(horizon_s=60)
+    with pytest.raises(ConfigError, match=r"^network forecasts "):
+        bundle.bare_estimator(horizon_s=60)
+
+
 def test_the_generic_model_answers_as_the_forecaster_does(bundle: Bundle, tmp_path: Path) -> None:
     save_bundle(bundle, tmp_path / "bundle")
     x = np.random.default_rng(0).random((5, N_FEATURES)).astype(np.float32)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows, demand
 from reclaim.features.fold.batch import FeatureState
@@ -41,7 +40,7 @@ class ForecastEstimator(Estimator):
     ----------
     forecaster : Forecaster
     horizon_s : int
-        The horizon the reservation is promised for, in seconds.
+        The horizon the reservation is promised for, in seconds; one of the forecaster's.
     price : Price
     mean_limit : tuple of float in the order ``schema.RESOURCES``, unit of the limit
         Mean limit of the cell's tasks, compared with which a task is large or small (``ladder.size_weight``).
@@ -51,11 +50,6 @@ class ForecastEstimator(Estimator):
         Whether the model's price is solved from its curves (``margins.own_price``).
     earlier : Earlier or None
         For a replay of what the forecaster learned from.
-
-    Raises
-    ------
-    ConfigError
-        The forecaster has no such horizon.
     """
 
     def __init__(
@@ -69,8 +63,6 @@ class ForecastEstimator(Estimator):
         own_price: bool = False,
         earlier: Earlier | None = None,
     ) -> None:
-        if horizon_s not in forecaster.horizons_s:
-            raise ConfigError(f"horizon_s must be one of {forecaster.horizons_s} for this model, got {horizon_s}")
         self.forecaster = forecaster
         self.horizon_s = horizon_s
         self.price = price

@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from reclaim.data.core.style import INK, RESOURCE_TITLES, RESOURCE_WORDS, STYLE
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, REFERENCE, Column, Results, Run
+from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, REFERENCE, Column, Results, Run, judged
 from reclaim.replay.report.figures import estimator_colours, numbers
 
 SHOWN_UP_TO: Final = 1.3
@@ -34,10 +34,10 @@ def page(results: Results) -> dict[str, Any]:
     """Return the values of ``page.html``."""
     return {
         "margin": HEADLINE,
-        "best": {r: [one for kind in COMPARED if (one := narrowest(results, r, kind))] for r in RESOURCES},
+        "best": {r: [one for kind in COMPARED if (one := narrowest(results, r, kind))] for r in judged(results)},
         "shown_up_to": SHOWN_UP_TO,
         "summary": summary_table(results),
-        "spread": {RESOURCE_TITLES[r]: spread_table(results, r) for r in RESOURCES},
+        "spread": {RESOURCE_TITLES[r]: spread_table(results, r) for r in judged(results)},
     }
 
 
@@ -55,7 +55,7 @@ def summary_table(results: Results) -> Table:
     """Return, of each resource, usage, the closest learned and statistical estimator, Borg's and the oracle."""
     rows: list[tuple[Cell, ...]] = []
     by_name = {e["name"]: e["margins"] for e in results["estimators"]}
-    for r in RESOURCES:
+    for r in judged(results):
         found = {kind: one for kind in COMPARED if (one := narrowest(results, r, kind))}
         if REFERENCE in by_name and all(one["name"] != REFERENCE for one in found.values()):
             found["Borg"] = {"name": REFERENCE, **by_name[REFERENCE][HEADLINE][r]}
@@ -112,7 +112,8 @@ def ratios_of_tasks(results: Results) -> Figure:
     colours = estimator_colours(results)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.0, 5.0), layout="constrained")
-        for resource, ax in zip(RESOURCES, figure.subplots(1, len(RESOURCES), squeeze=False)[0], strict=True):
+        shown = judged(results)
+        for resource, ax in zip(shown, figure.subplots(1, len(shown), squeeze=False)[0], strict=True):
             ax.plot(numbers(results["usage"][resource]["quantiles"]), levels, color=_USAGE, linewidth=3.0)
             for estimator in drawn:
                 for margin, of in estimator["margins"].items():

@@ -365,10 +365,5 @@ def test_a_ladder_that_is_kept_comes_to_the_same_bits_at_any_price(
     assert np.array_equal(taken.at(3_600)[1], every[1].at(3_600)[1][[3, 1]])
 
 
-def test_a_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:
-    with pytest.raises(ConfigError, match=r"horizon_s must be one of .* got 60"):
-        ForecastEstimator(random_forecaster, 60, PRICE)
-
-
 def _same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
     return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)

@@ -151,6 +151,16 @@ def test_alone_with_the_limit_there_are_usage_and_the_oracle(results: dict[str, 
     assert EXPERIMENT.page(alone)["best"] == {r: [] for r in RESOURCES}
 
 
+def test_tables_figure_and_cards_leave_out_a_resource_that_no_task_has_a_limit_of(results: dict[str, Any]) -> None:
+    cpu_alone = {**results, "dataset": {**results["dataset"], "judged": ["cpu"]}}
+    assert {row["resource"] for row in summary_table(cpu_alone).as_records()} == {"CPU"}
+    assert [*EXPERIMENT.page(cpu_alone)["best"]] == ["cpu"]
+    assert [*EXPERIMENT.page(cpu_alone)["spread"]] == ["CPU"]
+    figure = EXPERIMENT.figures["ratios"](cpu_alone)
+    assert figure is not None
+    assert len(figure.axes) == 1
+
+
 def test_the_axis_ends_where_the_page_names_its_end(results: dict[str, Any]) -> None:
     figure = EXPERIMENT.figures["ratios"](results)
     assert figure is not None
