@@ -10,10 +10,9 @@ import pyarrow as pa
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
 from reclaim.features.registry import SLOT_US
-from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.machine_fit import fit
-from reclaim.serving.answers.machine_sums import sums_over
+from reclaim.serving.answers.machine_sums import sums_by_horizon
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import answers
@@ -75,7 +74,7 @@ def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     writer.write(facts_from_json(_FACTS % (end_us, end_us), _TASKS)).result()
     known = tracker.look(tracker.names(), with_x=True)
     explain(answers(known, margins_of(CellQuery(), scorer, settings.margin), settings), units)
-    explain_machine(sums_over(tracker, settings, HORIZONS_S), units, settings.margin)
+    explain_machine(sums_by_horizon(tracker, settings), units, settings.margin)
     fit(tracker, parse_body(_FIT, FitRequest), settings, units, THREADS)
     watch.shown()
     writer.close()

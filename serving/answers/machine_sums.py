@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ from reclaim.serving.answers.stateful import is_stale
 from reclaim.serving.cell.machine_peaks import MachineMargins
 from reclaim.serving.cell.task_record import machine_of
 from reclaim.serving.models.scorer import MACHINE_PARTS
+from reclaim.serving.wire.errors import INVALID, RequestError
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE, terms_of
 from reclaim.training.margins.margin import MARGIN_NAMES
 
@@ -120,34 +121,44 @@ def sums_of(
     settings : ServingSettings
     machines : list of int or None
     horizon_s : int or None
-        One of ``HORIZONS_S``; None: that of the reservations, whose terms are kept. Of another one they are computed.
+        None: that of the reservations, whose terms are kept. Of another one they are computed.
+
+    Raises
+    ------
+    RequestError
+        The model does not forecast over that horizon.
     """
-    (found,) = sums_over(tracker, settings, (horizon_s,), machines)
+    (found,) = _sums(tracker, settings, machines, lambda _: (horizon_s,), with_x=horizon_s is not None)
     return found
 
 
-def sums_over(
-    tracker: Tracker, settings: ServingSettings, horizons_s: Sequence[int | None], machines: list[int] | None = None
+def sums_by_horizon(
+    tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None
 ) -> list[MachineSums]:
-    """Return the sums over each horizon, of one moment; arguments as for ``sums_of``."""
+    """Return the sums over each horizon of the model, all of one moment; arguments as for ``sums_of``."""
+    return _sums(tracker, settings, machines, lambda scorer: scorer.horizons_s, with_x=True)
 
+
+def _sums(
+    tracker: Tracker, settings: ServingSettings, machines: list[int] | None,
+    horizons_of: Callable[[Scorer], Sequence[int | None]], *, with_x: bool,
+) -> list[MachineSums]:  # fmt: skip
     def made(known: Known, piece: slice) -> list[_Part]:  # noqa: ARG001
         machine, stale = machine_of(known.task), is_stale(known, settings)
         parts = []
-        for horizon_s in horizons_s:
+        for horizon_s in horizons_of(known.scorer):
             terms = own_terms(known, horizon_s)
             used = np.fmin(terms[..., T_USAGE], known.task["limit"])
             used[stale] = 0.0
-            of = (known.scorer, known.prices.machines, known.clock_us, known.tracked)
+            of = (known.scorer, horizon_s, known.prices.machines, known.clock_us, known.tracked)
             parts.append(_Part(*of, machine, used, terms, count(known, terms, settings)))
         return parts
 
-    with_x = any(horizon_s is not None for horizon_s in horizons_s)
     pieces = tracker.visit(made, machines=machines, with_x=with_x, parts=MACHINE_PARTS)
-    return [_summed(parts, horizon_s) for parts, horizon_s in zip(zip(*pieces, strict=True), horizons_s, strict=True)]
+    return [_summed(parts) for parts in zip(*pieces, strict=True)]
 
 
-def _summed(parts: Sequence[_Part], horizon_s: int | None) -> MachineSums:
+def _summed(parts: Sequence[_Part]) -> MachineSums:
     found, place = np.unique(np.concatenate([part.machine for part in parts]), return_inverse=True)
     nowhere = int(np.count_nonzero(found < 0))  # 1 where a task is on none: ids are not negative
     place = place.reshape(-1) - nowhere
@@ -161,8 +172,8 @@ def _summed(parts: Sequence[_Part], horizon_s: int | None) -> MachineSums:
         start += len(here)
     of = parts[0]
     scorer, estimator, margins = of.scorer, of.scorer.machines, of.margins
-    if horizon_s is not None and horizon_s != estimator.horizon_s:
-        estimator = scorer.machines_over(horizon_s)
+    if of.horizon_s is not None and of.horizon_s != estimator.horizon_s:
+        estimator = scorer.machines_over(of.horizon_s)
         margins = MachineMargins.of(estimator, scorer.budgets.by_margin)
     without = int(np.count_nonzero(place < 0))
     return MachineSums(
@@ -204,6 +215,7 @@ class _Part:
     """Counts of ``n`` tasks over one horizon, and the machines that they are on."""
 
     scorer: Scorer
+    horizon_s: int | None
     margins: MachineMargins
     clock_us: int
     tracked: int
@@ -216,10 +228,15 @@ class _Part:
 def own_terms(known: Known, horizon_s: int | None = None) -> Floats:
     """Return the terms of ``n`` tasks at the limits of their last windows; shape (n, n_resources, N_TERMS).
 
-    Over another horizon than that of the reservations, ``known`` has their features.
+    Over another horizon than that of the reservations, ``known`` has their features; RequestError where the model does
+    not forecast over it.
     """
     if horizon_s in (None, known.scorer.horizon_s):
         return terms_of(known.scores.shares, demand(known.last), known.task["granted"])
+    if horizon_s not in known.scorer.horizons_s:
+        forecast = " or ".join(map(str, known.scorer.horizons_s))
+        message = f"horizon_s: the model forecasts {forecast} s ahead, not {horizon_s}"
+        raise RequestError(INVALID, "unknown_horizon", message, field="horizon_s")
     if known.x is None:  # no task is known
         return np.zeros((len(known.task), len(RESOURCES), N_TERMS))
     return known.scorer.terms_over(horizon_s, known.x, known.last)

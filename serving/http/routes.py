@@ -18,10 +18,9 @@ from starlette.routing import Match
 
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
-from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.machine_fit import fit
-from reclaim.serving.answers.machine_sums import MachineSums, sums_of, sums_over
+from reclaim.serving.answers.machine_sums import MachineSums, sums_by_horizon, sums_of
 from reclaim.serving.answers.machines import as_json as machines_as_json
 from reclaim.serving.answers.machines import as_table as machines_as_table
 from reclaim.serving.answers.machines import explain_machine
@@ -349,7 +348,7 @@ async def _machine(runtime: Runtime, request: Request, body: bytes) -> Response:
     runtime.writer.check_readable()
     _parameters(request, Parameters)
     machine = _read(MachinePath, request.path_params).machine_id
-    found = await run_in_threadpool(lambda: sums_over(runtime.tracker, runtime.settings, HORIZONS_S, [machine]))
+    found = await run_in_threadpool(lambda: sums_by_horizon(runtime.tracker, runtime.settings, [machine]))
     if len(found[0]) == 0:
         raise RequestError(NOT_FOUND, "unknown_machine", f"machine {machine} is unknown, or it has no tasks")
     return _json(explain_machine(found, runtime.units, runtime.settings.margin))

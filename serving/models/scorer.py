@@ -142,7 +142,7 @@ class Scorer:
         self.model, self._cell = model, cell
         trained = model.bundle.mean_limit
         self.mean_limit = trained if mean_limit is None else mean_limit
-        self.horizon_s = model.bundle.horizon_s
+        self.horizon_s, self.horizons_s = model.bundle.horizon_s, model.bundle.forecaster.horizons_s
         self.levels = model.bundle.forecaster.quantile_levels
         model.bundle.forecaster.threads = threads
         self.prices = model.bundle.prices

@@ -107,7 +107,7 @@ class MachineExplanation(_AboutMachines):
     margins: list[MachineMargin] = Field(description="By margin and resource, over all machines.")
     margin: str
     machine: MachineReservation
-    forecast: list[MachineForecast] = Field(description="One for each horizon.")
+    forecast: list[MachineForecast] = Field(description="One for each horizon of the model.")
     outcomes: MachineOutcomes
     steps: list[Step]
 

@@ -20,6 +20,8 @@ _MIB: Final = 2.0**20
 _MOST_BY_MEAN: Final = 0.1
 """Share of windows without a percentile or a maximum up to which no note is given: the first and last windows lack
 them."""
+_LACKING: Final = {"cpu": "the 90th percentile", "memory": "the largest usage"}
+"""Measure that the mean stands in for, by resource (``data.windows.demand``)."""
 _NAME: Final = 30
 """Characters of a workload's name on a console of 80 columns; names differ at their end."""
 _CONSOLE_ROWS: Final = 12
@@ -73,8 +75,10 @@ def findings(results: Results) -> list[str]:
     for r in judged(results):
         if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:
             found.append(
-                f"{RESOURCE_TITLES[r]}: of {percent(by_mean, 0)} of the windows only the mean is known, so requests "
-                "and violations are lower bounds" + "; a scrape every minute shows more" * results["kubernetes"]
+                f"{RESOURCE_TITLES[r]}: in {percent(by_mean, 0)} of the windows the mean stands in for {_LACKING[r]}, so "
+                "requests and violations are lower bounds"
+                + "; a scrape every minute shows more"
+                * results["kubernetes"]
             )
     for r in judged(results):
         rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)

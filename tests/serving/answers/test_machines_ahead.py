@@ -14,11 +14,11 @@ import pytest
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.machine_fit import fit
-from reclaim.serving.answers.machine_sums import MachineSums, own_terms, sums_over
+from reclaim.serving.answers.machine_sums import MachineSums, own_terms, sums_by_horizon, sums_of
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.client.client import Client
 from reclaim.serving.wire.arrow import MEDIA_TYPE
-from reclaim.serving.wire.errors import parse_body
+from reclaim.serving.wire.errors import RequestError, parse_body
 from reclaim.serving.wire.machine_schemas import CandidateFit, FitAnswer, FitRequest, Horizon, MachinesAnswer
 from reclaim.serving.wire.schemas import Resources, Units
 from reclaim.training.bundle import Bundle
@@ -30,6 +30,7 @@ from tests.serving.cell_fixtures import Json, Memory, fact_rows
 
 AN_HOUR, A_DAY = 3_600, 86_400
 UNITS = Units()
+TASK: Json = {"limit": {"cpu": 0.5, "memory": 0.5}}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def moved(bundle: Bundle) -> Memory:
 
 
 def over(memory: Memory, machines: list[int] | None = None) -> dict[int, MachineSums]:
-    found = sums_over(memory.tracker, memory.settings, HORIZONS_S, machines)
+    found = sums_by_horizon(memory.tracker, memory.settings, machines)
     return {of.estimator.horizon_s: of for of in found}
 
 
@@ -117,16 +118,28 @@ def test_a_candidate_is_placed_by_peaks_over_the_horizon_that_is_asked_for(moved
 def test_tasks_without_windows_and_unknown_ones_count_their_limit_over_every_horizon(bundle: Bundle) -> None:
     memory = Memory(SETTINGS, bundle)
     memory.tell(fact_rows({"task": 1, "limit": 2.0, "machine_id": 7}))
-    for horizon_s in HORIZONS_S:
-        (found,) = sums_over(memory.tracker, memory.settings, (horizon_s,))
+    for found in over(memory).values():
         assert (found.limit.tolist(), found.unforecast.tolist()) == ([[2.0, 2.0]], [[2.0, 2.0]])
         assert found.peaks().tolist() == [[[2.0, 2.0]]] * len(MARGIN_NAMES)
     for cell in (Memory(SETTINGS, bundle), memory):
-        _, unknown = fitted_to(cell, A_DAY, collection_id=2, limit={"cpu": 0.5, "memory": 0.5})
+        _, unknown = fitted_to(cell, A_DAY, collection_id=2, **TASK)
         assert (unknown.known, [amounts(place.cost) for place in unknown.places]) == (
             False,
             [[0.5, 0.5]] * len(cell.tracker),
         )
+
+
+def test_a_model_of_one_horizon_explains_machines_by_it_and_refuses_the_others_by_what_it_forecasts(
+    moved: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved.scorer, "horizons_s", (AN_HOUR,))
+    said = explain_machine(sums_by_horizon(moved.tracker, moved.settings, [8]), UNITS, "medium")
+    assert [of.horizon_s for of in said.forecast] == [AN_HOUR]
+    asked = (lambda: sums_of(moved.tracker, moved.settings, horizon_s=A_DAY), lambda: fitted_to(moved, A_DAY, **TASK))
+    for ask in asked:
+        with pytest.raises(RequestError, match="horizon_s: the model forecasts 3600 s ahead, not 86400") as refused:
+            ask()
+        assert (refused.value.status, refused.value.body.error.field) == (422, "horizon_s")
 
 
 def test_machines_are_listed_over_a_day_as_one_of_them_is_explained(url: str) -> None:

@@ -234,7 +234,7 @@ def test_requests_that_rest_on_means_are_said_to_be_lower_bounds(report: ReplayR
 
     assert said(0.05) == []
     (line,) = said(0.97)
-    assert line.startswith("CPU: of 97 % of the windows only the mean is known")
+    assert line.startswith("CPU: in 97 % of the windows the mean stands in for the 90th percentile, so")
     assert line.endswith("a scrape every minute shows more")
 
 
