@@ -75,8 +75,8 @@ def findings(results: Results) -> list[str]:
     for r in judged(results):
         if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:
             found.append(
-                f"{RESOURCE_TITLES[r]}: in {percent(by_mean, 0)} of the windows the mean stands in for {_LACKING[r]}, so "
-                "requests and violations are lower bounds"
+                f"{RESOURCE_TITLES[r]}: in {percent(by_mean, 0)} of the windows the mean stands in for {_LACKING[r]}, "
+                "so requests and violations are lower bounds"
                 + "; a scrape every minute shows more"
                 * results["kubernetes"]
             )
