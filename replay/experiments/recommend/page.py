@@ -72,13 +72,12 @@ def findings(results: Results) -> list[str]:
     leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
+    more = "; a scrape every minute shows more" if results["kubernetes"] else ""
     for r in judged(results):
         if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:
             found.append(
                 f"{RESOURCE_TITLES[r]}: in {percent(by_mean, 0)} of the windows the mean stands in for {_LACKING[r]}, "
-                "so requests and violations are lower bounds"
-                + "; a scrape every minute shows more"
-                * results["kubernetes"]
+                f"so requests and violations are lower bounds{more}"
             )
     for r in judged(results):
         rate, verdict = results["test"]["recommendation"]["violation_rate"][r], verdict_of(results, r)
