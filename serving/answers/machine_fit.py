@@ -77,11 +77,13 @@ def fit(
 
     Raises
     ------
+    ClientLeftError
+        The client left meanwhile.
     RequestError
         A machine has no capacity or is named twice, the margin is unknown, or there are too many pairs.
     """
     machine, capacity = _capacities(request)
-    found, candidates = _state(request, tracker, settings, machine)
+    found, candidates = _state(request, tracker, settings, machine, left)
     if machine is None:
         machine = found.machine
         capacity = np.broadcast_to(capacity, (len(machine), len(RESOURCES)))
@@ -160,14 +162,14 @@ class _Places:
 
 
 def _state(
-    request: FitRequest, tracker: Tracker, settings: ServingSettings, machine: Ids | None
+    request: FitRequest, tracker: Tracker, settings: ServingSettings, machine: Ids | None, left: threading.Event | None
 ) -> tuple[MachineSums, _Candidates]:
     """Return the sums of the machines, of those that candidates are on too, and the candidates; all of one model."""
     while True:
         candidates, scorer = _candidates(request, tracker, settings)
         on = candidates.machine[candidates.machine >= 0]
         named = None if machine is None else np.union1d(machine, on).tolist()
-        found = sums_of(tracker, settings, named, horizon_s=request.horizon_s)
+        found = sums_of(tracker, settings, named, horizon_s=request.horizon_s, left=left)
         if found.scorer is scorer:
             return found, candidates
 

@@ -21,7 +21,7 @@ from reclaim.serving.answers.stateful import is_stale
 from reclaim.serving.cell.machine_peaks import MachineMargins
 from reclaim.serving.cell.task_record import machine_of
 from reclaim.serving.models.scorer import MACHINE_PARTS
-from reclaim.serving.wire.errors import INVALID, RequestError
+from reclaim.serving.wire.errors import INVALID, ClientLeftError, RequestError
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE, terms_of
 from reclaim.training.margins.margin import MARGIN_NAMES
 
@@ -109,8 +109,9 @@ class MachineSums:
 
 
 def sums_of(
-    tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None, *, horizon_s: int | None = None
-) -> MachineSums:
+    tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None, *, horizon_s: int | None = None,
+    left: threading.Event | None = None,
+) -> MachineSums:  # fmt: skip
     """Return the sums of all machines that have tasks, or of those among the named ones.
 
     Each task is read at one moment; tasks that move meanwhile count once.
@@ -122,28 +123,34 @@ def sums_of(
     machines : list of int or None
     horizon_s : int or None
         None: that of the reservations, whose terms are kept. Of another one they are computed.
+    left : threading.Event or None
+        Set once the client has left.
 
     Raises
     ------
     RequestError
         The model does not forecast over that horizon.
+    ClientLeftError
+        The client left meanwhile.
     """
-    (found,) = _sums(tracker, settings, machines, lambda _: (horizon_s,), with_x=horizon_s is not None)
+    (found,) = _sums(tracker, settings, machines, lambda _: (horizon_s,), left, with_x=horizon_s is not None)
     return found
 
 
 def sums_by_horizon(
-    tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None
+    tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None, left: threading.Event | None = None
 ) -> list[MachineSums]:
-    """Return the sums over each horizon of the model, all of one moment; arguments as for ``sums_of``."""
-    return _sums(tracker, settings, machines, lambda scorer: scorer.horizons_s, with_x=True)
+    """Return the sums over each horizon of the model, each task at the same moment; arguments as for ``sums_of``."""
+    return _sums(tracker, settings, machines, lambda scorer: scorer.horizons_s, left, with_x=True)
 
 
 def _sums(
     tracker: Tracker, settings: ServingSettings, machines: list[int] | None,
-    horizons_of: Callable[[Scorer], Sequence[int | None]], *, with_x: bool,
+    horizons_of: Callable[[Scorer], Sequence[int | None]], left: threading.Event | None, *, with_x: bool,
 ) -> list[MachineSums]:  # fmt: skip
     def made(known: Known, piece: slice) -> list[_Part]:  # noqa: ARG001
+        if left is not None and left.is_set():
+            raise ClientLeftError
         machine, stale = machine_of(known.task), is_stale(known, settings)
         parts = []
         for horizon_s in horizons_of(known.scorer):

@@ -103,9 +103,8 @@ def explain_machine(over: Sequence[MachineSums], units: Units, margin: str) -> M
         violated={name: _counts(of) for name, of in zip(MARGIN_NAMES, violated[0], strict=True)},
     )
     return MachineExplanation(
-        **about(found, units), margins=machine_margins(found.margins), margin=margin,
-        machine=MachineReservation(**said),
-        forecast=forecast, outcomes=outcomes, steps=_steps(found, margin),
+        **about(found, units), margins=machine_margins(found.margins), margin=margin, forecast=forecast,
+        machine=MachineReservation(**said), outcomes=outcomes, steps=_steps(found, margin),
     )  # fmt: skip
 
 

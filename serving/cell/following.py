@@ -102,7 +102,7 @@ class Following:
     ----------
     scorer : Scorer
     number : int
-        Models served so far, this one included: a model that comes back begins again.
+        Number of this following: a model that comes back begins again, under another one.
     threads : int
         For large writes; nothing depends on it.
     at_once : float

@@ -340,7 +340,7 @@ class Tracker:
         machines, collections : list of int or None
             Restrict the tasks to these machines or collections.
         with_x : bool
-            Whether features are copied.
+            Copy features, too.
         parts : tuple of str
             Fields of ``Scores`` that are copied; the others have a length of 0 in every axis but the first.
         """

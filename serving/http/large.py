@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio.to_thread
 from starlette.responses import Response
 
-from reclaim.serving.wire.errors import RETRY_S, UNAVAILABLE, RequestError
+from reclaim.serving.wire.errors import RETRY_S, UNAVAILABLE, ClientLeftError, RequestError
 
 _Made = Callable[[threading.Event], Response]
 
@@ -18,10 +18,6 @@ SMALL_TASKS: Final = 256
 """Answers of up to this many tasks are not large: a few milliseconds of work."""
 _THREADS: Final = 2
 """Large answers that are made at once: more threads would not finish sooner, and each would delay the event loop."""
-
-
-class ClientLeftError(Exception):
-    """The client left before its answer was made."""
 
 
 class LargeAnswers:

@@ -170,7 +170,8 @@ class MachinesParameters(Parameters):
         default=None, description="`next` of the page before."
     )
     horizon_s: Annotated[Horizon | None, BeforeValidator(_digits)] = Field(
-        default=None, description="Horizon of the peaks, in seconds; that of the reservations where absent."
+        default=None,
+        description="Horizon of the peaks, in seconds, that the model forecasts; absent: that of the reservations.",
     )
 
 

@@ -28,7 +28,7 @@ from reclaim.serving.answers.query import Page, machines_from, margins_of, page_
 from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
 from reclaim.serving.answers.stateless import answer, model_info, other_units
 from reclaim.serving.answers.stateless_table import answer_histories
-from reclaim.serving.http.large import SMALL_TASKS, ClientLeftError, LargeAnswers
+from reclaim.serving.http.large import SMALL_TASKS, LargeAnswers
 from reclaim.serving.http.openapi import (
     ALWAYS,
     ANSWER_TABLE,
@@ -67,6 +67,7 @@ from reclaim.serving.wire.errors import (
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
     UNKNOWN_TYPE,
+    ClientLeftError,
     RequestError,
     error_from_validation,
     parse_body,
@@ -325,16 +326,14 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
     asked, whole = _parameters(request, MachinesParameters), _gives_arrow(request)
 
     def respond(left: threading.Event | None = None) -> Response:
-        if left is not None and left.is_set():
-            raise ClientLeftError
         if whole:
             with runtime.metrics.answering("answer"):
-                table = machines_as_table(_sums(runtime, None, asked.horizon_s), runtime.units)
+                table = machines_as_table(_sums(runtime, None, asked.horizon_s, left), runtime.units)
             return _table(runtime, table)
         machines, without = runtime.tracker.machines()
         page, following = machines_from(machines, asked.after, asked.page_size)
         named = None if len(page) == len(machines) else page  # a query for all is faster without names
-        found = _sums(runtime, named, asked.horizon_s)
+        found = _sums(runtime, named, asked.horizon_s, left)
         body = machines_as_json(found, runtime.units, without_machine=without, following=following)
         return Response(body, media_type=_JSON)
 
@@ -348,10 +347,17 @@ async def _machine(runtime: Runtime, request: Request, body: bytes) -> Response:
     runtime.writer.check_readable()
     _parameters(request, Parameters)
     machine = _read(MachinePath, request.path_params).machine_id
-    found = await run_in_threadpool(lambda: sums_by_horizon(runtime.tracker, runtime.settings, [machine]))
-    if len(found[0]) == 0:
-        raise RequestError(NOT_FOUND, "unknown_machine", f"machine {machine} is unknown, or it has no tasks")
-    return _json(explain_machine(found, runtime.units, runtime.settings.margin))
+
+    def respond(left: threading.Event | None = None) -> Response:
+        found = sums_by_horizon(runtime.tracker, runtime.settings, [machine], left)
+        if len(found[0]) == 0:
+            raise RequestError(NOT_FOUND, "unknown_machine", f"machine {machine} is unknown, or it has no tasks")
+        return _json(explain_machine(found, runtime.units, runtime.settings.margin))
+
+    tracker = runtime.tracker
+    if len(tracker) <= SMALL_TASKS or await run_in_threadpool(lambda: len(tracker.names([machine]))) <= SMALL_TASKS:
+        return await run_in_threadpool(respond)
+    return _large_of(runtime).answer(respond)
 
 
 async def _fit(runtime: Runtime, request: Request, body: bytes) -> Response:
@@ -377,8 +383,10 @@ async def _fit(runtime: Runtime, request: Request, body: bytes) -> Response:
     return _large_of(runtime).answer(respond)
 
 
-def _sums(runtime: Runtime, machines: list[int] | None, horizon_s: int | None) -> MachineSums:
-    return sums_of(runtime.tracker, runtime.settings, machines, horizon_s=horizon_s)
+def _sums(
+    runtime: Runtime, machines: list[int] | None, horizon_s: int | None, left: threading.Event | None
+) -> MachineSums:
+    return sums_of(runtime.tracker, runtime.settings, machines, horizon_s=horizon_s, left=left)
 
 
 async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none

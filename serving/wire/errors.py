@@ -56,6 +56,10 @@ _PHRASES: Final = {
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
+class ClientLeftError(Exception):
+    """The client left before its answer was made."""
+
+
 class RequestError(Exception):
     """A request that is refused.
 

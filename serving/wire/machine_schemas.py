@@ -95,7 +95,7 @@ class MachineForecast(Answer):
 
     horizon_s: int = Field(description="The horizon, in seconds.")
     peak: dict[str, Resources] = Field(
-        description="By margin. That of the answer's horizon follows outcomes; the others are as the model was fitted."
+        description="By margin, at the margins of the moment within the answer's horizon, else at those of the fit."
     )
     reclaimable: dict[str, Resources] = Field(description="The machine's `limit` less `peak`, by margin.")
     basis: BasisByResource
@@ -148,7 +148,8 @@ class FitRequest(Wire):
         description="In place of `margin`: the share of machines' times at which the peak may pass what is reserved.",
     )
     horizon_s: Horizon | None = Field(
-        default=None, description="Horizon of the peaks, in seconds; that of the reservations where absent."
+        default=None,
+        description="Horizon of the peaks, in seconds, that the model forecasts; absent: that of the reservations.",
     )
     most: Annotated[int, Field(ge=1, le=MOST_PLACES)] = Field(
         default=10, description="Largest number of machines returned for a candidate."

@@ -19,7 +19,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import MachineSums, sums_of
 from reclaim.serving.wire.arrow import MEDIA_TYPE
-from reclaim.serving.wire.errors import RequestError, parse_body
+from reclaim.serving.wire.errors import ClientLeftError, RequestError, parse_body
 from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, FitRequest
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.terms import N_TERMS, RATES, T_HELD
@@ -210,7 +210,8 @@ def test_nothing_is_computed_for_a_client_that_has_left(three: Memory) -> None:
     left = threading.Event()
     assert len(fit(three.tracker, request, three.settings, UNITS, left=left).candidates) == 1
     left.set()
-    assert fit(three.tracker, request, three.settings, UNITS, left=left).candidates == []
+    with pytest.raises(ClientLeftError):
+        fit(three.tracker, request, three.settings, UNITS, left=left)
 
 
 def test_too_many_pairs_are_refused(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

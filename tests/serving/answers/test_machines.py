@@ -417,11 +417,12 @@ def test_a_wrong_address_is_refused(url: str, query: str) -> None:
 
 
 def test_large_cells_are_answered_in_turn_and_alike(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [("GET", "/v1/machines", None), ("POST", "/v1/machines/fit", GOOD)]
+    asked = [("GET", "/v1/machines", None), ("GET", "/v1/machines/20", None), ("POST", "/v1/machines/fit", GOOD)]
     small = [httpx.request(method, url + path, json=body, timeout=120).json() for method, path, body in asked]
     monkeypatch.setattr("reclaim.serving.http.routes.SMALL_TASKS", 0)
     large = [httpx.request(method, url + path, json=body, timeout=120).json() for method, path, body in asked]
     assert large == small
+    assert httpx.get(f"{url}/v1/machines/77", timeout=120).status_code == 404
     refused = httpx.post(f"{url}/v1/machines/fit", json={**GOOD, "margin": "wide"}, timeout=120)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "unknown_margin")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -18,7 +19,7 @@ from reclaim.serving.answers.machine_sums import MachineSums, own_terms, sums_by
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.client.client import Client
 from reclaim.serving.wire.arrow import MEDIA_TYPE
-from reclaim.serving.wire.errors import RequestError, parse_body
+from reclaim.serving.wire.errors import ClientLeftError, RequestError, parse_body
 from reclaim.serving.wire.machine_schemas import CandidateFit, FitAnswer, FitRequest, Horizon, MachinesAnswer
 from reclaim.serving.wire.schemas import Resources, Units
 from reclaim.training.bundle import Bundle
@@ -140,6 +141,15 @@ def test_a_model_of_one_horizon_explains_machines_by_it_and_refuses_the_others_b
         with pytest.raises(RequestError, match="horizon_s: the model forecasts 3600 s ahead, not 86400") as refused:
             ask()
         assert (refused.value.status, refused.value.body.error.field) == (422, "horizon_s")
+
+
+def test_nothing_is_scored_for_a_client_that_has_left(moved: Memory) -> None:
+    left = threading.Event()
+    left.set()
+    with pytest.raises(ClientLeftError):
+        sums_of(moved.tracker, moved.settings, horizon_s=A_DAY, left=left)
+    with pytest.raises(ClientLeftError):
+        sums_by_horizon(moved.tracker, moved.settings, left=left)
 
 
 def test_machines_are_listed_over_a_day_as_one_of_them_is_explained(url: str) -> None:

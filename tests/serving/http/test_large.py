@@ -18,8 +18,8 @@ from uvicorn.protocols.http import auto
 
 from reclaim.serving.answers.stateful import one_task
 from reclaim.serving.http import protocol, routes
-from reclaim.serving.http.large import ClientLeftError, LargeAnswers
-from reclaim.serving.wire.errors import RequestError
+from reclaim.serving.http.large import LargeAnswers
+from reclaim.serving.wire.errors import ClientLeftError, RequestError
 from tests.serving.descriptors import windows
 from tests.serving.patience import PATIENCE_S
 
