@@ -54,6 +54,7 @@ BULK = {
     "machines": f"GET /v1/machines, {MACHINES:,} of them",
     "machines_json": "the same as JSON, on one page",
     "machines_day": "GET /v1/machines?horizon_s=86400, Arrow",
+    "machines_metrics": "GET /v1/machines/metrics",
     "fit": "POST /v1/machines/fit, 20 candidates (JSON)",
 }
 READ = {
@@ -61,10 +62,11 @@ READ = {
     "machines": request("GET", "/v1/machines", accept=ARROW),
     "machines_json": request("GET", f"/v1/machines?page_size={MACHINES}"),
     "machines_day": request("GET", "/v1/machines?horizon_s=86400", accept=ARROW),
+    "machines_metrics": request("GET", "/v1/machines/metrics"),
     "fit": candidates(20),
 }
 """Bulk calls that change nothing → request."""
-OF_MACHINES = ("machines", "machines_json", "machines_day", "fit")
+OF_MACHINES = ("machines", "machines_json", "machines_day", "machines_metrics", "fit")
 
 
 def main() -> None:

@@ -160,18 +160,23 @@ class CellParameters(PageParameters):
     )
 
 
-class MachinesParameters(Parameters):
-    """Parameters of a question about machines."""
+class HorizonParameters(Parameters):
+    """Parameters of a question about all machines."""
+
+    horizon_s: Annotated[Horizon | None, BeforeValidator(_digits)] = Field(
+        default=None,
+        description="Horizon of the peaks, in seconds, that the model forecasts; absent: that of the reservations.",
+    )
+
+
+class MachinesParameters(HorizonParameters):
+    """Parameters of a question about a page of machines."""
 
     page_size: Annotated[PageSize, BeforeValidator(_digits)] = Field(
         default=1_000, description="Machines on a JSON page."
     )
     after: Annotated[TaskId | None, BeforeValidator(_digits)] = Field(
         default=None, description="`next` of the page before."
-    )
-    horizon_s: Annotated[Horizon | None, BeforeValidator(_digits)] = Field(
-        default=None,
-        description="Horizon of the peaks, in seconds, that the model forecasts; absent: that of the reservations.",
     )
 
 

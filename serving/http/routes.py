@@ -11,9 +11,11 @@ from typing import Annotated, Any, Final, TypeVar
 import numpy as np
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Match
 
 from reclaim.data import schema as s
@@ -22,8 +24,8 @@ from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import MachineSums, sums_by_horizon, sums_of
 from reclaim.serving.answers.machines import as_json as machines_as_json
+from reclaim.serving.answers.machines import as_metrics, explain_machine
 from reclaim.serving.answers.machines import as_table as machines_as_table
-from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.answers.query import Page, machines_from, margins_of, page_of
 from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
 from reclaim.serving.answers.stateless import answer, model_info, other_units
@@ -41,6 +43,7 @@ from reclaim.serving.http.openapi import (
     CertaintyParameters,
     Collection,
     HistoryParameters,
+    HorizonParameters,
     Index,
     Machine,
     MachinePath,
@@ -103,7 +106,7 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     paths: set[str] = set()
 
     def add(
-        path: str, method: str, handler: Handler, returns: type[BaseModel], *refusals: int,
+        path: str, method: str, handler: Handler, returns: type[BaseModel] | None, *refusals: int,
         takes: dict[str, Any] | None = None, gives: dict[str, Any] | None = None, **parameters: Any,
     ) -> None:  # fmt: skip
         paths.add(PREFIX + path)
@@ -117,6 +120,7 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
             path, _declared(handler, parameters), methods=[method], response_model=returns, responses=responses,
             operation_id=handler.__name__.removeprefix("_"), summary=(handler.__doc__ or "").split("\n")[0],
             route_class_override=_handled_by(handler, runtime), openapi_extra=body,
+            response_class=PlainTextResponse if returns is None else JSONResponse,
         )  # fmt: skip
 
     add("/reservations", "POST", _reservations, ReservationResponse, *BODIED, takes=USAGE_TABLE, gives=ANSWER_TABLE,
@@ -131,6 +135,7 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     add("/cell/reservations", "POST", _query, CellAnswer, *BODIED, gives=ANSWER_TABLE, request=CellQuery)
     add("/machines", "GET", _machines, MachinesAnswer, INVALID, gives=MACHINE_TABLE,
         query=Annotated[MachinesParameters, Query()])  # fmt: skip
+    add("/machines/metrics", "GET", _machine_metrics, None, INVALID, query=Annotated[HorizonParameters, Query()])
     add("/machines/fit", "POST", _fit, FitAnswer, *BODIED, request=FitRequest)
 
     async def not_found(request: Request) -> Response:
@@ -337,9 +342,22 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
         body = machines_as_json(found, runtime.units, without_machine=without, following=following)
         return Response(body, media_type=_JSON)
 
-    if len(runtime.tracker) <= SMALL_TASKS:
-        return await run_in_threadpool(respond)
-    return _large_of(runtime).answer(respond)
+    return await _of_all(runtime, respond)
+
+
+async def _machine_metrics(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Give the limit of each machine, and what can be reclaimed of it, as metrics for Prometheus.
+
+    They are at the service's default margin.
+    """
+    runtime.writer.check_readable()
+    asked = _parameters(request, HorizonParameters)
+
+    def respond(left: threading.Event | None = None) -> Response:
+        found = _sums(runtime, None, asked.horizon_s, left)
+        return Response(as_metrics(found, runtime.settings.margin), media_type=CONTENT_TYPE_LATEST)
+
+    return await _of_all(runtime, respond)
 
 
 async def _machine(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
@@ -379,6 +397,13 @@ async def _fit(runtime: Runtime, request: Request, body: bytes) -> Response:
         return _json(answered)
 
     if len(runtime.tracker) <= SMALL_TASKS and len(body) <= _INLINE_BYTES:
+        return await run_in_threadpool(respond)
+    return _large_of(runtime).answer(respond)
+
+
+async def _of_all(runtime: Runtime, respond: Callable[..., Response]) -> Response:
+    """Return an answer about all tasks, which is large where there are many."""
+    if len(runtime.tracker) <= SMALL_TASKS:
         return await run_in_threadpool(respond)
     return _large_of(runtime).answer(respond)
 

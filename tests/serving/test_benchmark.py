@@ -35,7 +35,7 @@ def test_every_call_is_measured_and_none_fails(bundle_folder: Path, tmp_path: Pa
         assert call["failed"] == 0, call
         assert call["calls"] > 0
         assert call["p50_ms"] <= call["p99_ms"] <= call["max_ms"]
-    of_machines = {"machines", "machines_json", "machines_day", "fit"}
+    of_machines = {"machines", "machines_json", "machines_day", "machines_metrics", "fit"}
     assert set(found["bulk"]) == {"reservations", "usage", "usage_cell", "cell", *of_machines}
     written, answered = found["bulk"]["usage"]["seconds_in"], found["bulk"]["reservations"]["seconds_in"]
     assert all(name.startswith("write ") for name in written if name != "transfer, and the rest")
@@ -47,7 +47,7 @@ def test_every_call_is_measured_and_none_fails(bundle_folder: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_calls_for_machines_are_measured_alone(bundle_folder: Path, tmp_path: Path) -> None:
     found, printed = run(bundle_folder, tmp_path / "machines.json", "--machines")
-    assert set(found["bulk"]) == {"machines", "machines_json", "machines_day", "fit"}
+    assert set(found["bulk"]) == {"machines", "machines_json", "machines_day", "machines_metrics", "fit"}
     assert {time["least"] > 0 for of in found["sets"]["ns"].values() for time in of.values()} == {True}
     assert "| of the model |" in printed
 

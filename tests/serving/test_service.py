@@ -329,6 +329,7 @@ def test_too_many_tasks_are_refused(
         ("POST", "/v1/model", 405, "method_not_allowed"),
         ("GET", "/v1/machines/fit", 405, "method_not_allowed"),
         ("POST", "/v1/machines/7", 405, "method_not_allowed"),
+        ("POST", "/v1/machines/metrics", 405, "method_not_allowed"),
         ("POST", "/v1/reservation", 404, "not_found"),
         ("GET", "/v1/", 404, "not_found"),
     ],
@@ -338,7 +339,7 @@ def test_a_wrong_path_or_method_is_refused_in_the_same_shape(
 ) -> None:
     response = client.request(method, path)
     assert response.status_code == status
-    allowed = {"/v1/model": "GET", "/v1/machines/7": "GET"}.get(path, "POST")
+    allowed = {"/v1/model": "GET", "/v1/machines/7": "GET", "/v1/machines/metrics": "GET"}.get(path, "POST")
     assert response.headers.get("allow") == (allowed if status == 405 else None)
     if method != "HEAD":
         assert_refused(response, status, code, None, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,7 +19,18 @@ from reclaim.serving.wire.errors import parse_body
 from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachinesAnswer
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.machines.curve import N_INPUTS, MachineCurve
-from reclaim.training.machines.terms import N_SHARES, S_BAND, S_MEAN, S_NEW
+from reclaim.training.machines.terms import (
+    N_SHARES,
+    S_BAND,
+    S_MEAN,
+    S_NEW,
+    T_BAND,
+    T_HELD,
+    T_LIMIT,
+    T_NEW,
+    T_USAGE,
+)
+from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.cell_fixtures import Json, Memory, S
 
 UNITS = Units()
@@ -57,6 +69,28 @@ def fitted_to(memory: Memory, **request: Any) -> FitAnswer:
 
 def both(amount: float) -> Json:
     return dict.fromkeys(RESOURCES, amount)
+
+
+def uneven(memory: Memory) -> MachineSums:
+    """Return the sums of two machines in which no two resources, margins or machines have the same numbers."""
+    found = sums(memory)
+    terms = found.sums.copy()
+    terms[..., T_LIMIT], terms[..., T_HELD] = [[2.0, 8.0], [4.0, 0.0]], [[0.0, 3.0], [0.5, 7.0]]
+    terms[..., T_NEW], terms[..., T_BAND:] = [[0.0, 1.5], [0.25, 0.75]], 0.0
+    terms[..., T_USAGE] = 0.0  # no guard
+    margins = replace(
+        found.margins,
+        asked=np.array([[0.001, 0.0005], [0.002, 0.0005], [0.005, 0.01]]),
+        lowered=np.array([[1.0, 1.0], [1.0, 1.0], [0.25, 1.0]]),
+        recent=np.array([[math.nan, math.nan], [math.nan, 0.03], [0.0123, 0.5]]),
+        machine=np.array([7, 9]),
+        judged_of=np.array([[31, 32], [41, 42]]),
+        violated_of=np.arange(12).reshape(2, len(MARGIN_NAMES), 2),
+    )
+    return replace(
+        found, margins=margins, sums=terms, usage=np.array([[0.5, 1.0], [0.75, 1.25]]), tasks=np.array([5, 1]),
+        whole=np.array([1, 2]), without_machine=6, tracked=12,
+    )  # fmt: skip
 
 
 def write_five(url: str) -> None:

@@ -25,7 +25,7 @@ from reclaim.serving.wire.machine_schemas import MachinesAnswer
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import EXCEEDED, MachineCurve
-from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_NEW, T_SQUARES, T_USAGE
+from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
 from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.answers.machines_by_hand import (
     ALONE,
@@ -38,6 +38,7 @@ from tests.serving.answers.machines_by_hand import (
     fitted_to,
     foresee,
     sums,
+    uneven,
     write_five,
 )
 from tests.serving.answers.test_served_is_replayed import CELL, SETTINGS, tellable
@@ -245,28 +246,6 @@ def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
         assert row == {}
     about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
     assert (about["horizon_s"], about["cpu_unit"], about["without_machine"]) == ("3600", "cores", "0")
-
-
-def uneven(memory: Memory) -> MachineSums:
-    """Return the sums of two machines in which no two resources, margins or machines have the same numbers."""
-    found = sums(memory)
-    terms = found.sums.copy()
-    terms[..., T_LIMIT], terms[..., T_HELD] = [[2.0, 8.0], [4.0, 0.0]], [[0.0, 3.0], [0.5, 7.0]]
-    terms[..., T_NEW], terms[..., T_BAND:] = [[0.0, 1.5], [0.25, 0.75]], 0.0
-    terms[..., T_USAGE] = 0.0  # no guard
-    margins = replace(
-        found.margins,
-        asked=np.array([[0.001, 0.0005], [0.002, 0.0005], [0.005, 0.01]]),
-        lowered=np.array([[1.0, 1.0], [1.0, 1.0], [0.25, 1.0]]),
-        recent=np.array([[math.nan, math.nan], [math.nan, 0.03], [0.0123, 0.5]]),
-        machine=np.array([7, 9]),
-        judged_of=np.array([[31, 32], [41, 42]]),
-        violated_of=np.arange(12).reshape(2, len(MARGIN_NAMES), 2),
-    )
-    return replace(
-        found, margins=margins, sums=terms, usage=np.array([[0.5, 1.0], [0.75, 1.25]]), tasks=np.array([5, 1]),
-        whole=np.array([1, 2]), without_machine=6, tracked=12,
-    )  # fmt: skip
 
 
 def test_a_table_has_the_amounts_the_basis_and_the_outcomes_of_each_machine_resource_and_margin(three: Memory) -> None:

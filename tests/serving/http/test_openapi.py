@@ -49,6 +49,7 @@ OPERATIONS = [
     ("get", "/v1/cell/reservations"),
     ("post", "/v1/cell/reservations"),
     ("get", "/v1/machines"),
+    ("get", "/v1/machines/metrics"),
     ("get", "/v1/machines/{machine_id}"),
     ("post", "/v1/machines/fit"),
     ("get", "/v1/cell"),
