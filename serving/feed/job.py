@@ -32,7 +32,7 @@ from reclaim.data.traces.kubernetes.series import copies_in_words
 from reclaim.serving.cell.outcomes import IN_THE_FUTURE, OUTCOMES
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
-from reclaim.serving.feed.named import check_out, with_names, write_named
+from reclaim.serving.feed.named import check_out, nodes_with_names, with_names, write_named
 from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
 from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 
@@ -416,8 +416,11 @@ class Feed:
         """Write the reservations after the last slot, once, and report their totals."""
         if self.report.until_us == self._written_us:
             return
-        found = self._service.cell_table(CellQuery(margin=self.config.margin))
-        self.metrics.table = table = with_names(found.table, self.fold.tasks())
+        found, tasks = self._service.cell_table(CellQuery(margin=self.config.margin)).table, self.fold.tasks()
+        self.metrics.table = table = with_names(found, tasks)
+        if found.num_rows:
+            margin = self.config.margin or found["margin"][0].as_py()
+            self.metrics.nodes = nodes_with_names(self._service.machines_table(), tasks, margin)
         for out in self.config.out:
             write_named(self.metrics, out)
         self.report.reservations = table.num_rows

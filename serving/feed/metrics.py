@@ -19,19 +19,28 @@ from reclaim.data.schema import RESOURCES
 
 _LABELS: Final = {"cluster": s.CLUSTER, "namespace": s.NAMESPACE, "pod": s.POD, "container": s.CONTAINER}
 """Labels of kube-state-metrics, by which its metrics are joined, and the columns that have them."""
-_AMOUNTS: Final = ("reservation", "limit", "request")
-_NAMED: Final = {"limit": "limit that is enforced"}
+_OF_NODES: Final = {"cluster": s.CLUSTER, "node": s.MACHINE_NAME}
+"""The same of a node."""
+_AMOUNTS: Final = {
+    "reservation": "reservation of a container",
+    "limit": "limit of a container that is enforced",
+    "request": "request of a container",
+}
+_AMOUNTS_OF_NODES: Final = {
+    "reservation": "reservation of all containers of a node together",
+    "limit": "sum of the limits of the containers of a node, enforced or assumed",
+}
 _UNITS: Final = {"cpu": "cores", "memory": "bytes"}
 _LOOPBACK: Final = "127.0.0.1"
 
 
 class NamedMetrics(Collector):
-    """Gauges of a table of ``named.with_names``, and how far the feed has come.
+    """Gauges of the tables of ``named``, and how far the feed has come.
 
     Attributes
     ----------
-    table : pyarrow.Table or None
-        None before the first slot.
+    table, nodes : pyarrow.Table or None
+        Of containers and of nodes; None before the first slot.
     until_us : int
         End of the last slot that the service knows.
     refused : mapping of str to int
@@ -39,13 +48,14 @@ class NamedMetrics(Collector):
     """
 
     def __init__(
-        self, table: pa.Table | None = None, until_us: int = 0, refused: Mapping[str, int] = MappingProxyType({})
-    ) -> None:
-        self.table, self.until_us, self.refused = table, until_us, refused
+        self, table: pa.Table | None = None, until_us: int = 0, refused: Mapping[str, int] = MappingProxyType({}),
+        nodes: pa.Table | None = None,
+    ) -> None:  # fmt: skip
+        self.table, self.until_us, self.refused, self.nodes = table, until_us, refused, nodes
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the end of the last slot and counts of refused windows, and a gauge per resource and amount."""
-        table, words = self.table, "End of the last slot that the service knows."
+        """Yield the end of the last slot, counts of refused windows, and gauges of containers and nodes."""
+        table, nodes, words = self.table, self.nodes, "End of the last slot that the service knows."
         if self.until_us:
             yield GaugeMetricFamily("reclaim_feed_until_timestamp_seconds", words, self.until_us / 1e6)
         counter = CounterMetricFamily(
@@ -54,32 +64,51 @@ class NamedMetrics(Collector):
         for code, n in sorted(dict(self.refused).items()):
             counter.add_metric([code], n)
         yield counter
-        if table is None:
-            return
-        labels = {label: name for label, name in _LABELS.items() if table[name].null_count == 0}
-        of = list(zip(*(table[name].to_pylist() for name in labels.values()), strict=True))
-        words = "End of the last window of a container; its reservation rests on windows up to there."
-        ends = GaugeMetricFamily("reclaim_container_window_end_timestamp_seconds", words, labels=list(labels))
-        for values, end_us in zip(of, table[s.END_US].to_pylist(), strict=True):
-            if end_us is not None:
-                ends.add_metric(values, end_us / 1e6)
-        yield ends
-        for resource in RESOURCES:
-            for what in _AMOUNTS:
-                unit = _UNITS[resource]
-                words = f"{RESOURCE_TITLES[resource]} {_NAMED.get(what, what)} of a container, in {unit}."
-                gauge = GaugeMetricFamily(f"reclaim_container_{resource}_{what}_{unit}", words, labels=list(labels))
-                for values, amount in zip(of, table[f"{resource}_{what}"].to_pylist(), strict=True):
-                    if amount is not None:
-                        gauge.add_metric(values, amount)
-                yield gauge
-            words = f"1 for the rule that made the {RESOURCE_TITLES[resource]} reservation of a container."
-            name = f"reclaim_container_{resource}_reservation_rule"
-            rules = GaugeMetricFamily(name, words, labels=[*labels, "rule"])
-            for values, rule in zip(of, table[f"{resource}_rule"].to_pylist(), strict=True):
-                if rule is not None:
-                    rules.add_metric([*values, rule], 1.0)
-            yield rules
+        if table is not None:
+            yield from _of_containers(table)
+        if nodes is not None:
+            labels, of = _labelled(nodes, _OF_NODES)
+            for resource in RESOURCES:
+                yield from _gauges(nodes, "node", _AMOUNTS_OF_NODES, resource, labels, of)
+
+
+def _of_containers(table: pa.Table) -> Iterator[Metric]:
+    labels, of = _labelled(table, _LABELS)
+    words = "End of the last window of a container; its reservation rests on windows up to there."
+    ends = GaugeMetricFamily("reclaim_container_window_end_timestamp_seconds", words, labels=labels)
+    for values, end_us in zip(of, table[s.END_US].to_pylist(), strict=True):
+        if end_us is not None:
+            ends.add_metric(values, end_us / 1e6)
+    yield ends
+    for resource in RESOURCES:
+        yield from _gauges(table, "container", _AMOUNTS, resource, labels, of)
+        words = f"1 for the rule that made the {RESOURCE_TITLES[resource]} reservation of a container."
+        name = f"reclaim_container_{resource}_reservation_rule"
+        rules = GaugeMetricFamily(name, words, labels=[*labels, "rule"])
+        for values, rule in zip(of, table[f"{resource}_rule"].to_pylist(), strict=True):
+            if rule is not None:
+                rules.add_metric([*values, rule], 1.0)
+        yield rules
+
+
+def _labelled(table: pa.Table, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the labels that all rows have, and their values by row; ``columns`` by label."""
+    labels = {label: name for label, name in columns.items() if table[name].null_count == 0}
+    return list(labels), list(zip(*(table[name].to_pylist() for name in labels.values()), strict=True))
+
+
+def _gauges(
+    table: pa.Table, kind: str, amounts: Mapping[str, str], resource: str, labels: list[str], of: list[tuple[str, ...]]
+) -> Iterator[Metric]:
+    """Yield a gauge of each amount of a resource; ``amounts`` has what it is in words, by the end of its column."""
+    unit = _UNITS[resource]
+    for what, words in amounts.items():
+        described = f"{RESOURCE_TITLES[resource]} {words}, in {unit}."
+        gauge = GaugeMetricFamily(f"reclaim_{kind}_{resource}_{what}_{unit}", described, labels=labels)
+        for values, amount in zip(of, table[f"{resource}_{what}"].to_pylist(), strict=True):
+            if amount is not None:
+                gauge.add_metric(values, amount)
+        yield gauge
 
 
 def text_of(metrics: NamedMetrics) -> bytes:

@@ -16,6 +16,7 @@ from reclaim.data.core.files import replaced_file
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.traces.kubernetes.fold import Task, TaskKey
+from reclaim.data.traces.kubernetes.owners import machine_id
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 
 SUFFIXES: Final = (".csv", ".parquet", ".prom")
@@ -63,6 +64,30 @@ def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Tabl
     for name in ("oom_probability", s.END_US, s.COLLECTION_ID, s.INSTANCE_INDEX):
         columns[name] = found[name]
     return pa.table(columns).sort_by([(name, "ascending") for name in _NAMES])
+
+
+def nodes_with_names(machines: pa.Table, tasks: Mapping[TaskKey, Task], margin: str) -> pa.Table:
+    """Return the limits and the reservations at a margin of the nodes of known tasks, by name.
+
+    Parameters
+    ----------
+    machines : pyarrow.Table
+        As the service answers them: reservations are of all tasks of a machine together.
+    tasks : mapping of TaskKey to Task
+    margin : str
+    """
+    places = {machine_id(place): (t.key.cluster, place) for t in tasks.values() if (place := t.place_at(t.seen_us))}
+    ids = machines[s.MACHINE_ID].to_pylist()
+    rows = [k for k, machine in enumerate(ids) if machine in places]
+    of, found = [places[ids[k]] for k in rows], machines.take(rows)
+    columns: dict[str, Any] = {
+        s.CLUSTER: pa.array([cluster or None for cluster, _ in of], pa.string()),
+        s.MACHINE_NAME: pa.array([place.removeprefix(f"{cluster}/") for cluster, place in of], pa.string()),
+    }
+    for resource in RESOURCES:
+        columns[f"{resource}_limit"] = found[f"{resource}_limit"]
+        columns[f"{resource}_reservation"] = found[f"{resource}_peak_{margin}"]
+    return pa.table(columns).sort_by([(name, "ascending") for name in (s.CLUSTER, s.MACHINE_NAME)])
 
 
 def write_named(metrics: NamedMetrics, out: Path) -> None:

@@ -27,6 +27,7 @@ from reclaim.data.traces.dialect import parse_dialect
 from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold
+from reclaim.data.traces.kubernetes.owners import machine_id
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.job import FOLD, LOCK, PROGRESS, FeedConfig, FeedReport, feed
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
@@ -551,6 +552,15 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
         'reclaim_container_memory_limit_bytes{container="app",namespace="shop",pod="cart-7d9f8b6c5x-aaaaa"} 4e+09'
         in (out[1].read_text().splitlines())
     )
+    with Client(service) as client:
+        machines = {row[s.MACHINE_ID]: row for row in client.machines_table().to_pylist()}
+    scraped = dict(line.split() for line in out[1].read_text().splitlines() if line.startswith("reclaim_node_"))
+    nodes = {line.split(",")[6].strip('"') for line in table[1:]}
+    assert len(scraped) == 4 * len(nodes)
+    for node in nodes:
+        limit, peak = (machines[machine_id(node)][f"memory_{name}"] for name in ("limit", "peak_baseline"))
+        assert float(scraped[f'reclaim_node_memory_limit_bytes{{node="{node}"}}']) == limit
+        assert float(scraped[f'reclaim_node_memory_reservation_bytes{{node="{node}"}}']) == peak
     assert len(said) == 4
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, reserved of limits: no CPU limit, \d+\.\d % of memory", said[1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +14,10 @@ from pyarrow import csv
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S
+from reclaim.data.traces.kubernetes.owners import machine_id
 from reclaim.serving.feed import named
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
-from reclaim.serving.feed.named import SUFFIXES, check_out, with_names, write_named
+from reclaim.serving.feed.named import SUFFIXES, check_out, nodes_with_names, with_names, write_named
 from tests.data.traces.kubernetes.histories import APP, POD, beat, counter, fold, one
 
 
@@ -71,6 +73,29 @@ def test_a_limit_that_nothing_enforces_is_no_limit_of_the_table_nor_of_the_metri
     assert [line.rpartition("rule=")[2] for line in rules] == ['"model"} 1.0'] * 2
     ends = [line for line in text if line.startswith("reclaim_container_window_end_timestamp_seconds{")]
     assert [float(line.split()[-1]) for line in ends] == [0.0] * 2
+
+
+@pytest.mark.parametrize("cluster", ["", "eu"])
+def test_a_node_has_the_limits_and_the_reservation_of_its_containers_together_and_others_are_left_out(
+    cluster: str,
+) -> None:
+    place = f"{cluster}/n1" if cluster else "n1"
+    task = SimpleNamespace(key=SimpleNamespace(cluster=cluster), seen_us=5, place_at=lambda _: place)
+    nowhere = SimpleNamespace(key=SimpleNamespace(cluster=cluster), seen_us=5, place_at=lambda _: "")
+    machines = pa.table({
+        s.MACHINE_ID: [1, machine_id(place)], "cpu_limit": [9.0, 4.0], "memory_limit": [9.0, 8e9],
+        "cpu_peak_medium": [9.0, 1.5], "memory_peak_medium": [9.0, 2e9], "cpu_peak_baseline": [9.0, 3.0],
+        "memory_peak_baseline": [9.0, 3e9],
+    })  # fmt: skip
+    nodes = nodes_with_names(machines, cast(Any, {(1, 0): task, (2, 0): task, (3, 0): nowhere}), "medium")
+    labels = 'cluster="eu",node="n1"' if cluster else 'node="n1"'
+    text = text_of(NamedMetrics(nodes=nodes)).decode().splitlines()
+    assert [line for line in text if line.startswith("reclaim_node_")] == [
+        f"reclaim_node_cpu_reservation_cores{{{labels}}} 1.5",
+        f"reclaim_node_cpu_limit_cores{{{labels}}} 4.0",
+        f"reclaim_node_memory_reservation_bytes{{{labels}}} 2e+09",
+        f"reclaim_node_memory_limit_bytes{{{labels}}} 8e+09",
+    ]
 
 
 def test_each_reservation_stands_by_the_names_of_its_container_and_one_of_an_unknown_task_is_left_out() -> None:
