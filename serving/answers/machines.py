@@ -100,13 +100,29 @@ def as_metrics(found: MachineSums, margin: str) -> bytes:
     reclaimable = found.limit - found.peaks()[b]
     shown = [
         _metric(found, gauge, "limit_amount", "Limits of the machine's tasks, in the cell's unit.", found.limit),
-        _metric(found, gauge, "reclaimable_amount", "Those less the machine's peak.", reclaimable, margin),
+        _metric(
+            found,
+            gauge,
+            "reclaimable_amount",
+            "Limits of the machine's tasks less their peak within the horizon, in the cell's unit.",
+            reclaimable,
+            margin,
+        ),
     ]
     if found.estimator is found.scorer.machines:
         judged, violated = found.margins.outcomes_of(found.machine)
         shown += [
-            _metric(found, counter, "answers", "Answers whose horizon has passed with the machine measured.", judged),
-            _metric(found, counter, "violations", "Those that the peak exceeded.", violated[:, b], margin),
+            _metric(
+                found, counter, "answers", "Answers for the machine whose horizon has passed with it measured.", judged
+            ),
+            _metric(
+                found,
+                counter,
+                "violations",
+                "Answers for the machine whose reservation was exceeded by the peak.",
+                violated[:, b],
+                margin,
+            ),
         ]
     return generate_latest(_Families(shown))
 

@@ -32,7 +32,7 @@ from reclaim.data.traces.kubernetes.series import copies_in_words
 from reclaim.serving.cell.outcomes import IN_THE_FUTURE, OUTCOMES
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
-from reclaim.serving.feed.named import check_out, nodes_with_names, with_names, write_named
+from reclaim.serving.feed.named import METRICS, check_out, nodes_with_names, with_names, write_named
 from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
 from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 
@@ -417,10 +417,11 @@ class Feed:
         if self.report.until_us == self._written_us:
             return
         found, tasks = self._service.cell_table(CellQuery(margin=self.config.margin)).table, self.fold.tasks()
-        self.metrics.table = table = with_names(found, tasks)
-        if found.num_rows:
+        table, nodes = with_names(found, tasks), None
+        if found.num_rows and (self.config.listen or any(out.suffix == METRICS for out in self.config.out)):
             margin = self.config.margin or found["margin"][0].as_py()
-            self.metrics.nodes = nodes_with_names(self._service.machines_table(), tasks, margin)
+            nodes = nodes_with_names(self._service.machines_table(), tasks, margin)
+        self.metrics.table, self.metrics.nodes = table, nodes
         for out in self.config.out:
             write_named(self.metrics, out)
         self.report.reservations = table.num_rows

@@ -73,6 +73,7 @@ class NamedMetrics(Collector):
 
 
 def _of_containers(table: pa.Table) -> Iterator[Metric]:
+    """Yield the ends of the last windows, the amounts of each resource, and the rules of the reservations."""
     labels, of = _labelled(table, _LABELS)
     words = "End of the last window of a container; its reservation rests on windows up to there."
     ends = GaugeMetricFamily("reclaim_container_window_end_timestamp_seconds", words, labels=labels)
@@ -92,9 +93,9 @@ def _of_containers(table: pa.Table) -> Iterator[Metric]:
 
 
 def _labelled(table: pa.Table, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return the labels that all rows have, and their values by row; ``columns`` by label."""
-    labels = {label: name for label, name in columns.items() if table[name].null_count == 0}
-    return list(labels), list(zip(*(table[name].to_pylist() for name in labels.values()), strict=True))
+    """Return the labels that any row has, and their values by row, empty for an unknown one; ``columns`` by label."""
+    labels = {label: name for label, name in columns.items() if table[name].null_count < len(table)}
+    return list(labels), list(zip(*(table[name].fill_null("").to_pylist() for name in labels.values()), strict=True))
 
 
 def _gauges(

@@ -19,7 +19,9 @@ from reclaim.data.traces.kubernetes.fold import Task, TaskKey
 from reclaim.data.traces.kubernetes.owners import machine_id
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 
-SUFFIXES: Final = (".csv", ".parquet", ".prom")
+METRICS: Final = ".prom"
+"""Ending of a file that the textfile collector of node exporter reads."""
+SUFFIXES: Final = (".csv", ".parquet", METRICS)
 """Endings of a file of reservations, one for each format."""
 _NAMES: Final = (s.CLUSTER, s.NAMESPACE, s.WORKLOAD_KIND, s.WORKLOAD, s.CONTAINER, s.POD, s.MACHINE_NAME)
 
@@ -45,7 +47,7 @@ def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Tabl
     keys = list(zip(*(reservations[n].to_pylist() for n in (s.COLLECTION_ID, s.INSTANCE_INDEX)), strict=True))
     rows = [k for k, key in enumerate(keys) if key in tasks]
     of = [tasks[keys[k]] for k in rows]
-    found = reservations.take(rows)
+    found = reservations.take(pa.array(rows, pa.int64()))  # a list of none has no type
     names = [
         (t.key.cluster, t.key.namespace, t.workload.kind, t.workload.name, t.key.container, t.key.pod,
          t.place_at(t.seen_us)) for t in of
@@ -79,7 +81,7 @@ def nodes_with_names(machines: pa.Table, tasks: Mapping[TaskKey, Task], margin: 
     places = {machine_id(place): (t.key.cluster, place) for t in tasks.values() if (place := t.place_at(t.seen_us))}
     ids = machines[s.MACHINE_ID].to_pylist()
     rows = [k for k, machine in enumerate(ids) if machine in places]
-    of, found = [places[ids[k]] for k in rows], machines.take(rows)
+    of, found = [places[ids[k]] for k in rows], machines.take(pa.array(rows, pa.int64()))
     columns: dict[str, Any] = {
         s.CLUSTER: pa.array([cluster or None for cluster, _ in of], pa.string()),
         s.MACHINE_NAME: pa.array([place.removeprefix(f"{cluster}/") for cluster, place in of], pa.string()),

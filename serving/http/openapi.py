@@ -75,7 +75,7 @@ _ABOUT: Final = (
     "Reservations from recent usage. JSON is read strictly: whole numbers have no decimal point, unknown fields are "
     "refused, and every refusal has one shape. Histories in `application/vnd.apache.arrow.stream` have an answer of "
     "that type. Reservations of the cell, and the list of machines, come in it where `Accept` names it, or where the "
-    "request is of it and `Accept` does not name JSON. All else is JSON."
+    "request is of it and `Accept` does not name JSON. Metrics are text. All else is JSON."
 )
 _CURSOR: Final = r"^[0-9]{1,19}:[0-9]{1,19}$"
 """Form of the ``next`` of an answer."""
@@ -87,7 +87,8 @@ _TYPES: Final = {
 _REQUEST_ID: Final = {"description": "Names the request in the log.", "schema": {"type": "string"}}
 _RETRY_AFTER: Final = {"description": "When to try again, in seconds.", "schema": {"type": "integer", "minimum": 0}}
 _CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"type": "string"}}
-_REFUSED: Final = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorResponse.__name__}"}}}
+REFUSED: Final = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorResponse.__name__}"}}}
+"""Content of a refusal, by media type."""
 
 
 def _digits(text: str) -> int:
@@ -266,7 +267,7 @@ def _own_paths() -> Json:
     """Return the paths of probes and metrics."""
 
     def get(name: str, summary: str, content: Json, *refusals: int, **others: Json) -> Json:
-        responses = {str(status): {"description": REFUSALS[status], "content": _REFUSED} for status in refusals}
+        responses = {str(status): {"description": REFUSALS[status], "content": REFUSED} for status in refusals}
         answers = {"200": {"description": summary, "content": content}, **responses, **others}
         return {"get": {"operationId": name, "summary": summary, "responses": answers}}
 

@@ -37,6 +37,7 @@ from reclaim.serving.http.openapi import (
     BODIED,
     MACHINE_TABLE,
     REFUSALS,
+    REFUSED,
     TASK_TABLE,
     USAGE_TABLE,
     CellParameters,
@@ -111,7 +112,11 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     ) -> None:  # fmt: skip
         paths.add(PREFIX + path)
         responses: dict[int | str, dict[str, Any]] = {
-            status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (*refusals, *ALWAYS)
+            status: {
+                "description": REFUSALS[status],
+                **({"content": REFUSED} if returns is None else {"model": ErrorResponse}),
+            }
+            for status in (*refusals, *ALWAYS)
         }
         if gives is not None:
             responses[200] = {"content": gives}
@@ -354,8 +359,9 @@ async def _machine_metrics(runtime: Runtime, request: Request, body: bytes) -> R
     asked = _parameters(request, HorizonParameters)
 
     def respond(left: threading.Event | None = None) -> Response:
-        found = _sums(runtime, None, asked.horizon_s, left)
-        return Response(as_metrics(found, runtime.settings.margin), media_type=CONTENT_TYPE_LATEST)
+        with runtime.metrics.answering("answer"):
+            text = as_metrics(_sums(runtime, None, asked.horizon_s, left), runtime.settings.margin)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return await _of_all(runtime, respond)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from reclaim.data.schema import RESOURCES
@@ -11,7 +14,7 @@ from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.machine_sums import sums_by_horizon
 from reclaim.serving.answers.machines import as_metrics
 from reclaim.training.margins.margin import MARGIN_NAMES
-from tests.serving.answers.machines_by_hand import uneven
+from tests.serving.answers.machines_by_hand import uneven, write_five
 from tests.serving.cell_fixtures import Memory
 
 
@@ -64,7 +67,7 @@ def test_an_empty_cell_has_no_metrics_of_machines(three: Memory) -> None:
 def test_prometheus_reads_the_numbers_of_the_list(url: str, horizon_s: int | None) -> None:
     query = {} if horizon_s is None else {"horizon_s": horizon_s}
     answer = httpx.get(f"{url}/v1/machines/metrics", params=query, timeout=120)
-    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE_LATEST)
     found = read(answer.text)
     listed = httpx.get(f"{url}/v1/machines", params=query, timeout=120).json()["machines"]
     assert found["reclaim_machine_reclaimable_amount"] == {
@@ -72,6 +75,16 @@ def test_prometheus_reads_the_numbers_of_the_list(url: str, horizon_s: int | Non
         for machine in listed
         for resource in RESOURCES
     }
+
+
+def test_they_are_at_the_margin_of_the_service(make_app: Any, at_url: Any) -> None:
+    with make_app(margin="aggressive") as (app, _), at_url(app) as url:
+        write_five(url)
+        found = read(httpx.get(f"{url}/v1/machines/metrics", timeout=120).text)
+        machines = httpx.get(f"{url}/v1/machines", timeout=120).json()["machines"]
+    shown = found["reclaim_machine_reclaimable_amount"]
+    assert shown["10", "aggressive", "cpu"] == machines[0]["reclaimable"]["aggressive"]["cpu"]
+    assert {labels[1] for labels in shown} == {"aggressive"}
 
 
 def test_the_machines_add_up_to_the_totals_of_the_cell(url: str) -> None:

@@ -544,7 +544,7 @@ def test_with_once_it_ends_when_the_service_knows_all_and_sends_the_last_slot_al
 def test_reservations_are_written_by_name_after_each_slot(history: Path, service: str, tmp_path: Path) -> None:
     said: list[str] = []
     out = (tmp_path / "new" / "reservations.csv", tmp_path / "reclaim.prom")
-    run(history, service, Moment(2.2 * HOUR_S, 2.2 * HOUR_S + 650), said=said, out=out)
+    run(history, service, Moment(2.2 * HOUR_S, 2.2 * HOUR_S + 650), said=said, out=out, margin="medium")
     table = out[0].read_text().splitlines()
     assert len(table) == 1 + 3
     assert '"shop","Deployment","cart","app","cart-7d9f8b6c5x-aaaaa","n1","mid"' in table[1]
@@ -558,7 +558,7 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
     nodes = {line.split(",")[6].strip('"') for line in table[1:]}
     assert len(scraped) == 4 * len(nodes)
     for node in nodes:
-        limit, peak = (machines[machine_id(node)][f"memory_{name}"] for name in ("limit", "peak_baseline"))
+        limit, peak = (machines[machine_id(node)][f"memory_{name}"] for name in ("limit", "peak_medium"))
         assert float(scraped[f'reclaim_node_memory_limit_bytes{{node="{node}"}}']) == limit
         assert float(scraped[f'reclaim_node_memory_reservation_bytes{{node="{node}"}}']) == peak
     assert len(said) == 4

@@ -98,6 +98,30 @@ def test_a_node_has_the_limits_and_the_reservation_of_its_containers_together_an
     ]
 
 
+def test_nodes_of_one_name_in_two_clusters_are_two_and_a_feed_that_knows_none_has_none() -> None:
+    places = {(1, 0): ("eu", "eu/n1"), (2, 0): ("", "n1")}
+    tasks: Any = {
+        key: SimpleNamespace(key=SimpleNamespace(cluster=cluster), seen_us=5, place_at=lambda _, place=place: place)
+        for key, (cluster, place) in places.items()
+    }
+    machines = pa.table({
+        s.MACHINE_ID: [machine_id(place) for _, place in places.values()],
+        **{f"{r}_{name}": [1.0, 2.0] for r in s.RESOURCES for name in ("limit", "peak_medium")},
+    })  # fmt: skip
+    text = text_of(NamedMetrics(nodes=nodes_with_names(machines, tasks, "medium"))).decode().splitlines()
+    assert [line for line in text if line.startswith("reclaim_node_cpu_limit_cores{")] == [
+        'reclaim_node_cpu_limit_cores{cluster="eu",node="n1"} 1.0',
+        'reclaim_node_cpu_limit_cores{cluster="",node="n1"} 2.0',
+    ]
+    none = nodes_with_names(machines, {}, "medium")
+    assert none.num_rows == 0
+    assert "reclaim_node_cpu_limit_cores{" not in text_of(NamedMetrics(nodes=none)).decode()
+    answer = {name: [1] for name in (s.COLLECTION_ID, s.INSTANCE_INDEX, s.END_US)}
+    amounts = {f"{r}_{name}": [1.0] for r in s.RESOURCES for name in ("limit", "reservation")}
+    words = {name: ["x"] for name in (s.TIER, *(f"{r}_rule" for r in s.RESOURCES))}
+    assert with_names(pa.table({**answer, **amounts, **words, "oom_probability": [0.0]}), {}).num_rows == 0
+
+
 def test_each_reservation_stands_by_the_names_of_its_container_and_one_of_an_unknown_task_is_left_out() -> None:
     of = [{**APP, "pod": f"cart-{k}"} for k in range(3)]
     series = {
