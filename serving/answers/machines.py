@@ -1,4 +1,4 @@
-"""Answers for machines from the sums of their tasks, as JSON, table or metrics, and explains one of them."""
+"""Answers for machines from the sums of their tasks, as JSON models and as a table, and explains one of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.encode import known_or_none, machine_margins, model_name, resources
-from reclaim.serving.monitoring.metrics import PREFIX
 from reclaim.serving.wire.cell_schemas import MachineMargin, Step
 from reclaim.serving.wire.machine_schemas import (
     Counts,
@@ -89,65 +85,6 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
             "margins": _MARGINS.dump_json(machine_margins(found.margins)).decode(),
         }
     )  # fmt: skip
-
-
-def as_metrics(found: MachineSums, margin: str) -> bytes:
-    """Return the limit of each machine and what is reclaimable of it under a margin, as metrics for Prometheus.
-
-    With them, at the horizon of the reservations, are the numbers of answers that were judged and violated.
-    """
-    b, gauge, counter = MARGIN_NAMES.index(margin), GaugeMetricFamily, CounterMetricFamily
-    reclaimable = found.limit - found.peaks()[b]
-    shown = [
-        _metric(found, gauge, "limit_amount", "Limits of the machine's tasks, in the cell's unit.", found.limit),
-        _metric(
-            found,
-            gauge,
-            "reclaimable_amount",
-            "Limits of the machine's tasks less their peak within the horizon, in the cell's unit.",
-            reclaimable,
-            margin,
-        ),
-    ]
-    if found.estimator is found.scorer.machines:
-        judged, violated = found.margins.outcomes_of(found.machine)
-        shown += [
-            _metric(
-                found, counter, "answers", "Answers for the machine whose horizon has passed with it measured.", judged
-            ),
-            _metric(
-                found,
-                counter,
-                "violations",
-                "Answers for the machine whose reservation was exceeded by the peak.",
-                violated[:, b],
-                margin,
-            ),
-        ]
-    return generate_latest(_Families(shown))
-
-
-def _metric(
-    found: MachineSums, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str,
-    values: NDArray[Any], margin: str | None = None,
-) -> Metric:  # fmt: skip
-    """Return a metric of each machine and resource, and of a margin where one is given; shape (m, n_resources)."""
-    of = {} if margin is None else {"margin": margin}
-    family = kind(f"{PREFIX}machine_{name}", text, labels=("machine_id", *of, "resource"))
-    for machine, amounts in zip(map(str, found.machine.tolist()), values.tolist(), strict=True):
-        for resource, amount in zip(RESOURCES, amounts, strict=True):
-            family.add_metric((machine, *of.values(), resource), amount)
-    return family
-
-
-class _Families(Collector):
-    """Metrics that are there already, as a source of them."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Sequence[Metric]:
-        return self._families
 
 
 def explain_machine(over: Sequence[MachineSums], units: Units, margin: str) -> MachineExplanation:

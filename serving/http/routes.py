@@ -22,10 +22,11 @@ from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.machine_fit import fit
-from reclaim.serving.answers.machine_sums import MachineSums, sums_by_horizon, sums_of
+from reclaim.serving.answers.machine_metrics import as_metrics
+from reclaim.serving.answers.machine_sums import sums_by_horizon, sums_of
 from reclaim.serving.answers.machines import as_json as machines_as_json
-from reclaim.serving.answers.machines import as_metrics, explain_machine
 from reclaim.serving.answers.machines import as_table as machines_as_table
+from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.answers.query import Page, machines_from, margins_of, page_of
 from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
 from reclaim.serving.answers.stateless import answer, model_info, other_units
@@ -334,16 +335,18 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
     """
     runtime.writer.check_readable()
     asked, whole = _parameters(request, MachinesParameters), _gives_arrow(request)
+    tracker, settings = runtime.tracker, runtime.settings
 
     def respond(left: threading.Event | None = None) -> Response:
         if whole:
             with runtime.metrics.answering("answer"):
-                table = machines_as_table(_sums(runtime, None, asked.horizon_s, left), runtime.units)
+                found = sums_of(tracker, settings, horizon_s=asked.horizon_s, left=left)
+                table = machines_as_table(found, runtime.units)
             return _table(runtime, table)
-        machines, without = runtime.tracker.machines()
+        machines, without = tracker.machines()
         page, following = machines_from(machines, asked.after, asked.page_size)
         named = None if len(page) == len(machines) else page  # a query for all is faster without names
-        found = _sums(runtime, named, asked.horizon_s, left)
+        found = sums_of(tracker, settings, named, horizon_s=asked.horizon_s, left=left)
         body = machines_as_json(found, runtime.units, without_machine=without, following=following)
         return Response(body, media_type=_JSON)
 
@@ -360,7 +363,8 @@ async def _machine_metrics(runtime: Runtime, request: Request, body: bytes) -> R
 
     def respond(left: threading.Event | None = None) -> Response:
         with runtime.metrics.answering("answer"):
-            text = as_metrics(_sums(runtime, None, asked.horizon_s, left), runtime.settings.margin)
+            found = sums_of(runtime.tracker, runtime.settings, horizon_s=asked.horizon_s, left=left)
+            text = as_metrics(found, runtime.settings.margin)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return await _of_all(runtime, respond)
@@ -412,12 +416,6 @@ async def _of_all(runtime: Runtime, respond: Callable[..., Response]) -> Respons
     if len(runtime.tracker) <= SMALL_TASKS:
         return await run_in_threadpool(respond)
     return _large_of(runtime).answer(respond)
-
-
-def _sums(
-    runtime: Runtime, machines: list[int] | None, horizon_s: int | None, left: threading.Event | None
-) -> MachineSums:
-    return sums_of(runtime.tracker, runtime.settings, machines, horizon_s=horizon_s, left=left)
 
 
 async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none

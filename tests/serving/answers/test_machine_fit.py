@@ -1,4 +1,4 @@
-"""Where a task fits: the machines with room for it, and what it costs each of them."""
+"""Machines with room for a task, and what it costs each of them."""
 
 from __future__ import annotations
 

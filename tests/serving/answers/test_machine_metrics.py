@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
+from reclaim.serving.answers.machine_metrics import as_metrics
 from reclaim.serving.answers.machine_sums import sums_by_horizon
-from reclaim.serving.answers.machines import as_metrics
 from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.answers.machines_by_hand import uneven, write_five
 from tests.serving.cell_fixtures import Memory
