@@ -30,8 +30,8 @@ _TAKEN: Final = (".", "..", BUILTIN)
 _NAME_LETTERS: Final = 200
 """Largest length of a run's name, which MLflow shows in a column; params have every setting."""
 
-_LARGEST_SEED: Final = 2**31 - 1
-"""Seeds of trees have 32 bits, and a fit of several models adds to the one that is given."""
+_LARGEST: Final = 2**31 - 1
+"""Libraries keep seeds and counts in 32 bits with a sign, and a fit of several models adds to the seed that is given."""
 
 CONFIGS: Final = Path(__file__).parent / "configs"
 """Folder of the settings that come with the package, each a TOML."""
@@ -60,6 +60,10 @@ def config_file(name_or_path: Path | None) -> Path | None:
 def _check(condition: bool, name: str, rule: str, value: object) -> None:
     if not condition:
         raise ConfigError(f"{name} must be {rule}, got {value!r}")
+
+
+def _check_count(name: str, value: int) -> None:
+    _check(1 <= value <= _LARGEST, name, f"from 1 to {_LARGEST}", value)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class FitConfig:
             "max_valid_samples",
             "threads",
         ):
-            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            _check_count(name, getattr(self, name))
         _check(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
         _check(0 < self.learning_rate < math.inf, "learning_rate", "above 0 and finite", self.learning_rate)
         _check(0 <= self.weight_decay < math.inf, "weight_decay", "at least 0 and finite", self.weight_decay)
@@ -146,8 +150,8 @@ class TreeConfig:
 
     def __post_init__(self) -> None:
         for name in ("iterations", "min_leaf", "max_samples", "max_pairs", "threads"):
-            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        _check(self.leaves >= 2, "leaves", "at least 2", self.leaves)
+            _check_count(name, getattr(self, name))
+        _check(2 <= self.leaves <= _LARGEST, "leaves", f"from 2 to {_LARGEST}", self.leaves)
         _check(0 < self.learning_rate < math.inf, "learning_rate", "above 0 and finite", self.learning_rate)
 
 
@@ -189,7 +193,7 @@ class TrainConfig:
         own = LEARNED[self.estimator].settings
         if self.params and own != "params":
             raise ConfigError(f"params are settings of estimators of your own; those of {self.estimator} are {own}.…")
-        _check(0 <= self.seed <= _LARGEST_SEED, "seed", f"from 0 to {_LARGEST_SEED}", self.seed)
+        _check(0 <= self.seed <= _LARGEST, "seed", f"from 0 to {_LARGEST}", self.seed)
         _check(self.horizon_s in HORIZONS_S, "horizon_s", f"one of {HORIZONS_S} seconds", self.horizon_s)
         _check(bool(self.experiment) and bool(self.model_name), "experiment and model_name", "named", "")
         unread = is_folder(f"{self.model_name}/1") or self.model_name in _TAKEN

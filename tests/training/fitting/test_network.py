@@ -516,9 +516,11 @@ def test_what_no_training_row_knows_is_not_counted_as_fitted() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FitConfig(width=0), "width must be at least 1, got 0"),
+        (lambda: FitConfig(width=0), "width must be from 1 to 2147483647, got 0"),
         (lambda: FitConfig(learning_rate=0.0), "learning_rate must be above 0"),
-        (lambda: TreeConfig(leaves=1), "leaves must be at least 2, got 1"),
+        (lambda: FitConfig(depth=2**31), "depth must be from 1 to 2147483647, got 2147483648"),
+        (lambda: TreeConfig(leaves=1), "leaves must be from 2 to 2147483647, got 1"),
+        (lambda: TreeConfig(threads=2**31), "threads must be from 1 to 2147483647, got 2147483648"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_value(make: object, message: str) -> None:
