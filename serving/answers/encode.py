@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -82,17 +82,18 @@ def cell_prices(prices: Prices) -> list[CellPrice]:
     return out
 
 
-def machine_margins(margins: MachineMargins) -> list[MachineMargin]:
-    """Return the margins of machines of a moment, with their outcomes, by margin and resource."""
+def machine_margins(margins: Mapping[int, MachineMargins]) -> list[MachineMargin]:
+    """Return margins of machines by their horizon in seconds, with their outcomes, by horizon, margin and resource."""
     return [
         MachineMargin(
-            margin=margin, resource=resource, budget=budget, asked=float(margins.asked[b, r]),
-            lowered=float(margins.lowered[b, r]),
-            judged=int(margins.judged[r]), violated=int(margins.violated[b, r]),
-            recent=finite(float(margins.recent[b, r])), at_once=finite(float(margins.at_once[b, r])),
-            most_at_once=finite(float(margins.most_at_once[b, r])),
+            horizon_s=horizon_s, margin=margin, resource=resource, budget=budget, asked=float(of.asked[b, r]),
+            lowered=float(of.lowered[b, r]),
+            judged=int(of.judged[r]), violated=int(of.violated[b, r]),
+            recent=finite(float(of.recent[b, r])), at_once=finite(float(of.at_once[b, r])),
+            most_at_once=finite(float(of.most_at_once[b, r])),
         )
-        for b, (margin, budget) in enumerate(margins.budgets.items())
+        for horizon_s, of in margins.items()
+        for b, (margin, budget) in enumerate(of.budgets.items())
         for r, resource in enumerate(RESOURCES)
     ]  # fmt: skip
 

@@ -26,7 +26,7 @@ _VIOLATIONS: Final = "Answers for the machine whose reservation was exceeded by 
 def as_metrics(found: MachineSums, margin: str) -> bytes:
     """Return the metrics of all machines under a margin, one of ``MARGIN_NAMES``, in Prometheus' text format.
 
-    Outcomes are among them at the horizon of the reservations alone: those of other horizons are not counted.
+    Outcomes are among them where they are counted over the horizon.
     """
     b, gauge, counter = MARGIN_NAMES.index(margin), GaugeMetricFamily, CounterMetricFamily
     reclaimable = found.limit - found.peaks()[b]
@@ -34,7 +34,7 @@ def as_metrics(found: MachineSums, margin: str) -> bytes:
         _metric(found, gauge, "limit_amount", _LIMIT, found.limit),
         _metric(found, gauge, "reclaimable_amount", _RECLAIMABLE, reclaimable, margin),
     ]
-    if found.estimator is found.scorer.machines:
+    if found.counted:
         judged, violated = found.margins.outcomes_of(found.machine)
         shown += [
             _metric(found, counter, "answers", _ANSWERS, judged),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +50,9 @@ class MachineSums:
     estimator : MachineEstimator
         Of the horizon.
     margins : MachineMargins
-        Of the moment; of another horizon than that of the reservations, those of the fit, without outcomes.
+        Of the moment; those of the fit where outcomes within the horizon are not counted.
+    counted : bool
+        Whether they are.
     machine : int64, shape (m,), ascending
     sums : float64, shape (m, n_resources, N_TERMS)
         Of the terms of its tasks, in the order of their slots.
@@ -67,6 +69,7 @@ class MachineSums:
     scorer: Scorer
     estimator: MachineEstimator
     margins: MachineMargins
+    counted: bool
     machine: Ids
     sums: Floats
     usage: Floats
@@ -157,7 +160,8 @@ def _sums(
             terms = own_terms(known, horizon_s)
             used = np.fmin(terms[..., T_USAGE], known.task["limit"])
             used[stale] = 0.0
-            of = (known.scorer, horizon_s, known.prices.machines, known.clock_us, known.tracked)
+            asked = known.scorer.horizon_s if horizon_s is None else horizon_s
+            of = (known.scorer, asked, known.prices.machines, known.clock_us, known.tracked)
             parts.append(_Part(*of, machine, used, terms, count(known, terms, settings)))
         return parts
 
@@ -178,14 +182,13 @@ def _summed(parts: Sequence[_Part]) -> MachineSums:
         _add(here, part.terms, part.used, part.whole, sums, usage, tasks, whole)
         start += len(here)
     of = parts[0]
-    scorer, estimator, margins = of.scorer, of.scorer.machines, of.margins
-    if of.horizon_s is not None and of.horizon_s != estimator.horizon_s:
-        estimator = scorer.machines_over(of.horizon_s)
-        margins = MachineMargins.of(estimator, scorer.budgets.by_margin)
+    estimator, counted = of.scorer.machines_over(of.horizon_s), of.horizon_s in of.margins
+    margins = of.margins[of.horizon_s] if counted else MachineMargins.of(estimator, of.scorer.budgets.by_margin)
     without = int(np.count_nonzero(place < 0))
     return MachineSums(
-        scorer, estimator, margins, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked
-    )
+        of.scorer, estimator, margins, counted, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us,
+        of.tracked,
+    )  # fmt: skip
 
 
 class CellTotals:
@@ -222,8 +225,8 @@ class _Part:
     """Counts of ``n`` tasks over one horizon, and the machines that they are on."""
 
     scorer: Scorer
-    horizon_s: int | None
-    margins: MachineMargins
+    horizon_s: int
+    margins: Mapping[int, MachineMargins]
     clock_us: int
     tracked: int
     machine: Ids
@@ -246,7 +249,7 @@ def own_terms(known: Known, horizon_s: int | None = None) -> Floats:
         raise RequestError(INVALID, "unknown_horizon", message, field="horizon_s")
     if known.x is None:  # no task is known
         return np.zeros((len(known.task), len(RESOURCES), N_TERMS))
-    return known.scorer.terms_over(horizon_s, known.x, known.last)
+    return terms_of(known.scorer.shares_over(horizon_s, known.x, known.last), demand(known.last), known.last.limit)
 
 
 def count(known: Known, terms: Floats, settings: ServingSettings) -> NDArray[np.bool_]:

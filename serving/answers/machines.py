@@ -41,7 +41,7 @@ _NO_MACHINES: Final = b'"machines":[]'
 def as_json(found: MachineSums, units: Units, *, without_machine: int, following: str | None = None) -> bytes:
     """Return the JSON of a ``MachinesAnswer``, machines in order; ``following`` is the start of the next page."""
     envelope = MachinesAnswer(
-        **about(found, units), margins=machine_margins(found.margins), tracked=found.tracked,
+        **about(found, units), margins=_margins(found), tracked=found.tracked,
         without_machine=without_machine, machines=[], next=following,
     )  # fmt: skip
     head, _, tail = envelope.model_dump_json().encode().partition(_NO_MACHINES)
@@ -82,7 +82,7 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
             "model_name": said.name, "model_version": said.version, "horizon_s": str(found.estimator.horizon_s),
             "cpu_unit": units.cpu, "memory_unit": units.memory, "clock_us": str(found.clock_us), "budgets": budgets,
             "tracked": str(found.tracked), "without_machine": str(found.without_machine),
-            "margins": _MARGINS.dump_json(machine_margins(found.margins)).decode(),
+            "margins": _MARGINS.dump_json(_margins(found)).decode(),
         }
     )  # fmt: skip
 
@@ -93,19 +93,27 @@ def explain_machine(over: Sequence[MachineSums], units: Units, margin: str) -> M
     ((found, said),) = ((of, said) for of, said in zip(over, each, strict=True) if of.estimator is of.scorer.machines)
     forecast = [
         MachineForecast(
-            horizon_s=of.estimator.horizon_s, **{name: said[name] for name in ("peak", "reclaimable", "basis")}
+            horizon_s=of.estimator.horizon_s,
+            outcomes=_outcomes(of) if of.counted else None,
+            **{name: said[name] for name in ("peak", "reclaimable", "basis")},
         )
         for of, said in zip(over, each, strict=True)
     ]
-    judged, violated = found.margins.outcomes_of(found.machine)
-    outcomes = MachineOutcomes(
-        judged=_counts(judged[0]),
-        violated={name: _counts(of) for name, of in zip(MARGIN_NAMES, violated[0], strict=True)},
-    )
     return MachineExplanation(
-        **about(found, units), margins=machine_margins(found.margins), margin=margin, forecast=forecast,
-        machine=MachineReservation(**said), outcomes=outcomes, steps=_steps(found, margin),
+        **about(found, units), margins=_margins(found), margin=margin, forecast=forecast,
+        machine=MachineReservation(**said), outcomes=_outcomes(found), steps=_steps(found, margin),
     )  # fmt: skip
+
+
+def _margins(found: MachineSums) -> list[MachineMargin]:
+    return machine_margins({found.estimator.horizon_s: found.margins})
+
+
+def _outcomes(found: MachineSums) -> MachineOutcomes:
+    """Return the outcomes of one machine."""
+    judged, violated = found.margins.outcomes_of(found.machine)
+    by_margin = {name: _counts(of) for name, of in zip(MARGIN_NAMES, violated[0], strict=True)}
+    return MachineOutcomes(judged=_counts(judged[0]), violated=by_margin)
 
 
 def _each(found: MachineSums) -> list[dict[str, Any]]:

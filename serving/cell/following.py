@@ -18,9 +18,10 @@ from reclaim.data.core.state import part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
+from reclaim.features.registry import SLOT_S
 from reclaim.serving.cell.machine_peaks import MachineMargins, MachinePeaks
 from reclaim.training.bundle import price_facts
-from reclaim.training.machines.following import AT_ONCE
+from reclaim.training.machines.following import AT_ONCE, times_of
 from reclaim.training.margins.ladder import price_of
 from reclaim.training.margins.margin import Budgets, guard, young_runs
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
@@ -48,7 +49,8 @@ class Prices:
     start : mapping of name to Price
         Where those began: the model's, set on validation rows, or as a model of other cells set it itself.
     budgets : Budgets
-    machines : MachineMargins
+    machines : mapping of int to MachineMargins
+        By horizon, in seconds: of those whose outcomes are counted, that of the reservations among them.
     violated : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
         Share of the answers whose horizon ended in the last day or so that were violated; NaN where none has counted.
         None: the prices do not follow.
@@ -60,16 +62,25 @@ class Prices:
     now: Mapping[str, Price]
     start: Mapping[str, Price]
     budgets: Budgets
-    machines: MachineMargins
+    machines: Mapping[int, MachineMargins]
     violated: NDArray[np.float64] | None = None
     own: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, scorer: Scorer) -> Prices:
         """Return a model's own prices and margins."""
-        return cls(
-            scorer.prices, scorer.prices, scorer.budgets, MachineMargins.of(scorer.machines, scorer.budgets.by_margin)
-        )
+        machines = {scorer.horizon_s: MachineMargins.of(scorer.machines, scorer.budgets.by_margin)}
+        return cls(scorer.prices, scorer.prices, scorer.budgets, machines)
+
+
+def followed_horizons(scorer: Scorer) -> tuple[int, ...]:
+    """Return the horizons over which margins of machines follow: that of the reservations, and those far ahead.
+
+    An answer far ahead counts at ``TAKEN`` times within its horizon, so tasks are scored for it in one of many slots;
+    over a short horizon they would be scored twice in each.
+    """
+    far = [horizon_s for horizon_s in scorer.horizons_s if times_of(horizon_s, SLOT_S)[1] > 1]
+    return tuple(dict.fromkeys((scorer.horizon_s, *far)))
 
 
 def whose(scorer: Scorer, at_once: float = AT_ONCE) -> str:
@@ -120,7 +131,7 @@ class Following:
         self._scorer, self.number = scorer, number
         self._online = OnlineMargins(scorer.prices, scorer.budgets, scorer.horizon_s, own=scorer.own_price)
         self._online.threads = self._threads = threads
-        self._machines = MachinePeaks(scorer, at_once=at_once)
+        self._machines = {of: MachinePeaks(scorer, of, at_once=at_once) for of in followed_horizons(scorer)}
         self.of = f"{number} {whose(scorer, at_once)}"
         self._rungs = np.zeros((len(BUDGETED), len(TIER_LABELS), len(RESOURCES)))
         self.prices = self._moved()
@@ -139,11 +150,13 @@ class Following:
         taken = taken.outside_allocs()
         if len(taken.windows) == 0:
             return
-        before = self._online.settings, self._machines.margins
+        before = self._online.settings, *(of.margins for of in self._machines.values())
         self._online.begin_cell(begun_us)
         self._online.reach(int(taken.windows.end_us[-1]))
-        self._machines.take(taken, scores)
-        if self._online.settings is not before[0] or self._machines.margins is not before[1]:
+        for of in self._machines.values():
+            of.take(taken, scores)
+        after = self._online.settings, *(of.margins for of in self._machines.values())
+        if any(now is not then for now, then in zip(after, before, strict=True)):
             self.prices = self._moved()
         held = self._held(scores.steps, taken.last)
         held[taken.opted_out] = np.nan  # they keep their limit
@@ -175,34 +188,42 @@ class Following:
 
     def resize(self, scorer: Scorer) -> None:
         """Continue with the scorer of the same model for another mean limit."""
-        self._machines.resize(scorer)
+        for of in self._machines.values():
+            of.resize(scorer)
 
     def forget(self, slots: Ids) -> None:
         """Free the slots of tasks that have ended; their answers have counted by what was measured."""
         self._online.forget(slots)
-        self._machines.forget(slots)
+        for of in self._machines.values():
+            of.forget(slots)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return its arrays as they are; ``named_in`` reads the model that they belong to."""
-        machines = {_MACHINES + name: array for name, array in self._machines.memory().items()}
+        machines = {
+            f"{_MACHINES}{horizon_s}.{name}": array
+            for horizon_s, of in self._machines.items()
+            for name, array in of.memory().items()
+        }
         return {_OF: np.frombuffer(self.of.encode(), np.uint8), **self._online.memory(), **machines}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Resume from saved arrays; ``ConfigError`` where other code made them."""
         self._online.recall(memory)
-        self._machines.recall(part_of(memory, _MACHINES))
+        for horizon_s, of in self._machines.items():
+            of.recall(part_of(memory, f"{_MACHINES}{horizon_s}."))
         self.prices = self._moved()
 
     @property
     def bytes_per_task(self) -> int:
         """Memory of a task."""
-        return self._online.bytes_per_task + self._machines.bytes_per_task
+        return self._online.bytes_per_task + sum(of.bytes_per_task for of in self._machines.values())
 
     def _moved(self) -> Prices:
         now = cast("Mapping[str, Price]", self._online.settings)
         self._rungs[:] = [now[name].rungs for name in BUDGETED]
+        machines = {horizon_s: of.margins for horizon_s, of in self._machines.items()}
         begin, own = cast("Mapping[str, Price]", self._online.begin), price_of(self._online.own_rungs)
-        return Prices(now, begin, self._scorer.budgets, self._machines.margins, self._online.violated, own)
+        return Prices(now, begin, self._scorer.budgets, machines, self._online.violated, own)
 
 
 @numba.njit(**LENT)

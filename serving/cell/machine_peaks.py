@@ -34,6 +34,8 @@ KEPT_SLOTS: Final = 86_400 // SLOT_S
 """Slots without a window after which a machine's place, and its counts, may go to a new one."""
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
+_SCORED_AT_ONCE: Final = 32_768
+"""Tasks that are scored at once over another horizon: a forecast takes several kB a task while it is made."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,34 @@ class MachinePeaks:
     ``LATE`` slots after it; later ones change nothing. Of several windows of a task in one slot the largest demand
     counts, and the forecast of the first one that has an answer.
 
+    Over another horizon than that of the reservations, tasks are scored for the slots whose answers count alone.
+
     Nothing here depends on the machine's clock: the same writes in the same order end in the same bits.
 
     Parameters
     ----------
     scorer : Scorer
+    horizon_s : int or None
+        None: that of the reservations.
     at_once : float
         As for ``OnlineMachines``.
     moves : bool
         Whether the margins follow the outcomes.
+
+    Attributes
+    ----------
+    horizon_s : int
+    margins : MachineMargins
+        Of the moment.
     """
 
-    def __init__(self, scorer: Scorer, *, at_once: float = AT_ONCE, moves: bool = True) -> None:
-        self._estimator, self._budgets = scorer.machines, scorer.budgets.by_margin
-        curves, horizon_s = self._estimator.curves, self._estimator.horizon_s
+    def __init__(
+        self, scorer: Scorer, horizon_s: int | None = None, *, at_once: float = AT_ONCE, moves: bool = True
+    ) -> None:  # fmt: skip
+        self.horizon_s = scorer.machines.horizon_s if horizon_s is None else horizon_s
+        self._budgets = scorer.budgets.by_margin
+        self.resize(scorer)
+        curves, horizon_s = self._estimator.curves, self.horizon_s
         budgets = tuple(self._budgets.values())
         self._online = OnlineMachines(curves, budgets, horizon_s, at_once=at_once, moves=moves)
         self._n_tasks = self._n_machines = 0
@@ -163,7 +179,7 @@ class MachinePeaks:
 
     def resize(self, scorer: Scorer) -> None:
         """Continue with the scorer for another mean limit."""
-        self._estimator = scorer.machines
+        self._scorer, self._estimator = scorer, scorer.machines_over(self.horizon_s)
 
     def take(self, taken: Taken, scores: Scores) -> None:
         """Compare windows with earlier answers, and make the answers of their slots from those with scores.
@@ -175,13 +191,14 @@ class MachinePeaks:
             Of the ``k`` tasks that were touched.
         """
         taken = taken.outside_allocs()
-        if len(taken.windows) == 0:
-            return
+        if len(taken.windows) == 0 or (self._n_machines == 0 and (taken.windows.machine_id < 0).all()):
+            return  # a cell of which no task is on a machine needs no memory for it
         slots = taken.windows.start_us // SLOT_US
         answered = taken.row >= 0
         of_row = np.full(len(slots), -1, np.int64)
         of_row[taken.row[answered]] = np.flatnonzero(answered)
-        shares = scores.shares
+        counts = answered & (slots[taken.row] % self._online.step == 0)  # ``is_time``
+        shares = self._shares(taken, scores, np.flatnonzero(counts))
         if taken.opted_out.any():  # they keep their limit
             shares = shares.copy()
             shares[taken.opted_out] = unknown_shares(int(taken.opted_out.sum()))
@@ -191,6 +208,16 @@ class MachinePeaks:
         for slot in np.unique(slots).tolist():
             rows = np.flatnonzero(slots == slot)
             self._take(slot, taken.slot[rows], taken.windows.take(rows), of_row[rows], shares, taken.opted_out)
+
+    def _shares(self, taken: Taken, scores: Scores, rows: Ids) -> NDArray[np.float32]:
+        """Return the shares of touched tasks over the horizon, (k, n_resources, N_SHARES); ``rows`` are needed."""
+        if self.horizon_s == self._scorer.horizon_s:
+            return scores.shares
+        out = unknown_shares(len(taken.touched))
+        for low in range(0, len(rows), _SCORED_AT_ONCE):
+            some = rows[low : low + _SCORED_AT_ONCE]
+            out[some] = self._scorer.shares_over(self.horizon_s, taken.x[some], taken.last.take(some))
+        return out
 
     def _take(
         self, slot: int, task: Ids, windows: Windows, of_row: Ids, shares: NDArray[np.float32],
@@ -326,8 +353,8 @@ class MachinePeaks:
 
     @property
     def bytes_per_task(self) -> int:
-        """Memory of a task."""
-        return self._tasks.itemsize
+        """Memory of a task; none before one is on a machine."""
+        return self._tasks.itemsize if self._n_machines else 0
 
     def _published(self) -> MachineMargins:
         ids, place = self._sorted

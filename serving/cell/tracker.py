@@ -63,7 +63,7 @@ _Made = TypeVar("_Made")
 _US: Final = 1_000_000
 _SCORED_AT_ONCE: Final = 32_768
 """Tasks that are scored at once for another model: a forecast takes several kB a task while it is made."""
-FORMAT: Final = 10
+FORMAT: Final = 11
 """Version of the arrays of ``memory``."""
 
 
@@ -213,7 +213,7 @@ class Tracker:
             if self._following is not None and self._scorer is not None:
                 self._prices = self._following.prices
             elif self._watched is not None and self._prices is not None:
-                self._prices = replace(self._prices, machines=self._watched.margins)
+                self._prices = replace(self._prices, machines={self._watched.horizon_s: self._watched.margins})
             self._reserve()
             keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
             begins = self.clock.latest_us < 0

@@ -190,30 +190,31 @@ class Scorer:
         """
         steps, risk, forecast = self._estimator.steps(x, last, risks=of_cell)
         quantiles, oom = forecast.at(self.horizon_s)
-        shares = self._shares(forecast, x, last) if of_cell else np.zeros((len(oom), 0, 0), np.float32)
+        shares = self._shares(self.machines, forecast, x, last) if of_cell else np.zeros((len(oom), 0, 0), np.float32)
         return Scores(*steps, quantiles, oom, shares, risk)
 
-    def _shares(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float32]:
+    def _shares(
+        self, machines: MachineEstimator, forecast: Forecast, x: NDArray[np.float32], last: Windows
+    ) -> NDArray[np.float32]:
         out = np.zeros((len(x), len(RESOURCES), N_SHARES), np.float32)
 
         def make(piece: slice) -> None:
-            self.machines.shares(forecast.take(piece), x[piece], last.take(piece), out[piece])
+            machines.shares(forecast.take(piece), x[piece], last.take(piece), out[piece])
 
         if len(x) < ROWS_WORTH_A_THREAD:
-            return self.machines.shares(forecast, x, last, out)
+            return machines.shares(forecast, x, last, out)
         in_pieces(make, len(x), self._threads)
         return out
 
     def machines_over(self, horizon_s: int) -> MachineEstimator:
-        """Return the estimator of machines over another horizon than that of ``machines``, in seconds."""
+        """Return the estimator of machines over a horizon, in seconds; ``machines`` over that of the reservations."""
+        if horizon_s == self.machines.horizon_s:
+            return self.machines
         return self.model.bundle.machine_estimator(horizon_s=horizon_s, mean_limit=self.machines.mean_limit)
 
-    def terms_over(self, horizon_s: int, x: NDArray[np.float32], last: Windows) -> NDArray[np.float64]:
-        """Return what ``n`` tasks add to the sums of their machines over a horizon; shape (n, n_resources, N_TERMS).
-
-        Other arguments are as for ``score``.
-        """
-        return self.machines_over(horizon_s).terms(self._estimator.forecast(x, last, horizon_s), x, last)
+    def shares_over(self, horizon_s: int, x: NDArray[np.float32], last: Windows) -> NDArray[np.float32]:
+        """Return the ``shares`` of ``n`` tasks over another horizon than that of the reservations; as for ``score``."""
+        return self._shares(self.machines_over(horizon_s), self._estimator.forecast(x, last, horizon_s), x, last)
 
     def within_budget(self, budget: float, tier: str | None = None) -> str:
         """Return the margin that reclaims most among those within a budget on validation data.

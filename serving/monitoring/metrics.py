@@ -75,6 +75,7 @@ class Family:
 
 
 _PRICED: Final = ("margin", "tier", "resource")
+_OF_MACHINES: Final = ("horizon_s", "margin", "resource")
 _BY_TIER: Final = ("role", "tier", "resource")
 _JUDGED: Final = "whose horizon has passed with something measured in it"
 
@@ -118,27 +119,23 @@ SHOWN: Final[Mapping[str, Family]] = {
         ("margin", "resource"),
     ),
     "machines_answers_total": Family(
-        "counter", "Answers for machines whose horizon has passed with the machine measured in it.", ("resource",)
+        "counter",
+        "Answers for machines whose horizon has passed with the machine measured in it.",
+        ("horizon_s", "resource"),
     ),
     "machines_violations_total": Family(
-        "counter", "Those of them whose peak exceeded what was reserved.", ("margin", "resource")
+        "counter", "Those of them whose peak exceeded what was reserved.", _OF_MACHINES
     ),
     "machines_budget_spent_ratio": Family(
-        "gauge",
-        "Violated share of the answers for machines of the last day or so, over the budget.",
-        ("margin", "resource"),
+        "gauge", "Violated share of the answers for machines of the last day or so, over the budget.", _OF_MACHINES
     ),
     "machines_asked_ratio": Family(
-        "gauge",
-        "Probability that is asked for machines over the budget, as it follows the outcomes.",
-        ("margin", "resource"),
+        "gauge", "Probability that is asked for machines over the budget, as it follows the outcomes.", _OF_MACHINES
     ),
     "machines_at_once_ratio": Family(
-        "gauge",
-        "Share of the machines whose peak exceeded what was reserved at the last known time.",
-        ("margin", "resource"),
+        "gauge", "Share of the machines whose peak exceeded what was reserved at the last known time.", _OF_MACHINES
     ),
-    "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", ("margin", "resource")),
+    "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", _OF_MACHINES),
     "mean_limit_ratio": Family(
         "gauge",
         "Mean limit of the cell's tasks over that of those that the model was trained on; not of the built-in model.",
@@ -359,12 +356,12 @@ def machine_margins_shown(margins: Iterable[MachineMargin]) -> Shown:
              "most_at_once_ratio")  # fmt: skip
     out: dict[str, dict[tuple[str, ...], float]] = {f"machines_{name}": {} for name in names}
     for of in margins:
-        labels, spent = (of.margin, of.resource), None if of.recent is None else of.recent / of.budget
-        out["machines_answers_total"][of.resource,] = of.judged
+        horizon, spent = str(of.horizon_s), None if of.recent is None else of.recent / of.budget
+        out["machines_answers_total"][horizon, of.resource] = of.judged
         values = (of.violated, spent, of.asked / of.budget, of.at_once, of.most_at_once)
         for name, value in zip(names[1:], values, strict=True):
             if value is not None:
-                out[f"machines_{name}"][labels] = value
+                out[f"machines_{name}"][horizon, of.margin, of.resource] = value
     return out
 
 

@@ -304,6 +304,7 @@ class CellPrice(Answer):
 class MachineMargin(Answer):
     """Probability by which the peaks of machines are set under a margin, and the outcomes of earlier answers."""
 
+    horizon_s: int = Field(description="The horizon of the peaks, in seconds.")
     margin: MarginName
     resource: str
     budget: float = Field(description="Share of machines' times that may be violated.")
@@ -341,7 +342,8 @@ class StateInfo(Answer):
     )
     prices: list[CellPrice] = Field(description="By margin, tier and resource; empty before the state is restored.")
     machine_margins: list[MachineMargin] = Field(
-        description="By margin and resource, of machines; empty before the state is restored."
+        description="By horizon, margin and resource, of machines, over each horizon whose outcomes are counted; empty "
+        "before the state is restored."
     )
 
 

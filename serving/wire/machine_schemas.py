@@ -95,10 +95,11 @@ class MachineForecast(Answer):
 
     horizon_s: int = Field(description="The horizon, in seconds.")
     peak: dict[str, Resources] = Field(
-        description="By margin, at the margins of the moment within the answer's horizon, else at those of the fit."
+        description="By margin, at the margins of the moment where outcomes are counted, else at those of the fit."
     )
     reclaimable: dict[str, Resources] = Field(description="The machine's `limit` less `peak`, by margin.")
     basis: BasisByResource
+    outcomes: MachineOutcomes | None = Field(description="Null where outcomes within the horizon are not counted.")
 
 
 class MachineExplanation(_AboutMachines):

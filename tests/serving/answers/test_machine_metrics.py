@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -51,11 +52,12 @@ def test_each_machine_has_its_limit_what_is_reclaimable_and_its_outcomes_under_o
     }
 
 
-def test_over_another_horizon_no_outcomes_are_shown_as_none_are_counted(three: Memory) -> None:
+def test_over_a_horizon_of_which_no_outcomes_are_counted_none_are_shown(three: Memory) -> None:
     for of in sums_by_horizon(three.tracker, three.settings):
-        found = read(as_metrics(of, "baseline"))
-        assert ("reclaim_machine_violations_total" in found) == (of.estimator.horizon_s == three.scorer.horizon_s)
-        assert len(found["reclaim_machine_reclaimable_amount"]) == 4
+        for counted in (False, True):
+            found = read(as_metrics(replace(of, counted=counted), "baseline"))
+            assert ("reclaim_machine_violations_total" in found) == counted
+            assert len(found["reclaim_machine_reclaimable_amount"]) == 4
 
 
 def test_an_empty_cell_has_no_metrics_of_machines(three: Memory) -> None:

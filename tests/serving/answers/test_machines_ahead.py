@@ -26,7 +26,7 @@ from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.answers.machines_by_hand import FITTED
-from tests.serving.cell.test_machine_peaks import NARROW, SETTINGS, history, slots_of
+from tests.serving.cell.test_machine_peaks import NARROW, NARROW_OF_A_DAY, SETTINGS, history, slots_of
 from tests.serving.cell_fixtures import Json, Memory, fact_rows
 
 AN_HOUR, A_DAY = 3_600, 86_400
@@ -53,16 +53,40 @@ def amounts(of: Resources) -> list[float]:
     return [of.cpu, of.memory]
 
 
-def test_the_budget_follows_outcomes_at_the_horizon_of_the_reservations_alone(moved: Memory) -> None:
+def test_the_budget_follows_outcomes_within_the_reservations_horizon_and_a_day_and_five_minutes_is_as_fitted(
+    moved: Memory,
+) -> None:
     found = over(moved)
     budgets = np.array(list(moved.scorer.budgets.by_margin.values()))
-    assert found[AN_HOUR].margins is moved.tracker.prices.machines
+    assert [of.counted for of in found.values()] == [False, True, True]
+    assert found[AN_HOUR].margins is moved.tracker.prices.machines[AN_HOUR]
+    assert found[A_DAY].margins is moved.tracker.prices.machines[A_DAY]
     assert (found[AN_HOUR].margins.asked < budgets[:, None]).any()
-    ahead = found[A_DAY].margins
+    ahead = found[300].margins
     np.testing.assert_array_equal(ahead.asked, np.stack([budgets, budgets], axis=1))
     assert (ahead.judged.tolist(), ahead.outcomes_of(np.array([7]))[0].tolist()) == ([0, 0], [[0, 0]])
-    peaks = [found[A_DAY].estimator.peak(found[A_DAY].sums, budget) for budget in budgets.tolist()]
-    np.testing.assert_array_equal(found[A_DAY].peaks(), peaks)
+    peaks = [found[300].estimator.peak(found[300].sums, budget) for budget in budgets.tolist()]
+    np.testing.assert_array_equal(found[300].peaks(), peaks)
+
+
+def test_peaks_a_day_ahead_are_at_the_margins_that_its_outcomes_moved(bundle: Bundle) -> None:
+    curves = {AN_HOUR: (NARROW,) * len(RESOURCES), A_DAY: (NARROW_OF_A_DAY,) * len(RESOURCES)}
+    memory = Memory(SETTINGS, replace(bundle, machines=curves))
+    for windows in slots_of(history(tasks=12, slots=400)):
+        memory.write(windows)
+    day, listed = over(memory)[A_DAY], sums_of(memory.tracker, memory.settings, horizon_s=A_DAY)
+    budgets = list(memory.scorer.budgets.by_margin.values())
+    fitted = np.stack([day.estimator.peak(day.sums, budget) for budget in budgets])
+    moved_to = np.stack([day.estimator.at(margins, day.sums) for margins in day.margins.margins.tolist()])
+    np.testing.assert_array_equal(day.peaks(), moved_to)
+    np.testing.assert_array_equal(listed.peaks(), moved_to)
+    assert (moved_to > fitted).any()
+    of_one = {of.horizon_s: of for of in explain_machine(list(over(memory, [7]).values()), UNITS, "medium").forecast}
+    assert of_one[300].outcomes is None
+    told = of_one[A_DAY].outcomes
+    assert told is not None
+    assert told.judged.cpu == day.margins.outcomes_of(np.array([7]))[0][0, 0] == 5  # of slots 0, 24, 48, 72 and 96
+    assert told.violated["baseline"].cpu > 0
 
 
 def test_limits_usage_and_tasks_are_the_same_over_every_horizon_and_peaks_are_not(moved: Memory) -> None:

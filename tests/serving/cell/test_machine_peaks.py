@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data.core.state import part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
@@ -27,7 +28,7 @@ from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
-from reclaim.training.machines.following import follow_all
+from reclaim.training.machines.following import follow_all, times_of
 from reclaim.training.machines.snapshots import lay_out_cell
 from reclaim.training.machines.terms import S_BAND
 from reclaim.training.margins.violation import violates
@@ -38,20 +39,23 @@ SETTINGS = ServingSettings(clock="trace", stale_s=1e9, forget_s=1e9, ahead_s=1e9
 SLOTS = 40
 HORIZON = 12
 """Slots of an hour."""
+AN_HOUR, A_DAY = 3_600, 86_400
 NARROW = MachineCurve(tuple(np.linspace(-0.5, 0.2, len(EXCEEDED)).tolist()))
-"""The bound at exponents so small that many peaks pass it."""
+"""The bound at exponents so small that many peaks of an hour pass it."""
+NARROW_OF_A_DAY = MachineCurve(tuple(np.linspace(0.0, 1.0, len(EXCEEDED)).tolist()))
+"""The same for peaks of a day."""
 
 
 @pytest.fixture(scope="module")
 def narrow(bundle: Bundle) -> Bundle:
-    return replace(bundle, machines={3_600: (NARROW,) * len(RESOURCES)})
+    return replace(bundle, machines={AN_HOUR: (NARROW,) * len(RESOURCES), A_DAY: (NARROW_OF_A_DAY,) * len(RESOURCES)})
 
 
 @cache
-def history() -> Windows:
-    """Return the windows of 40 tasks that come and go on three machines, those of a slot in order of the tasks."""
+def history(tasks: int = 40, slots: int = SLOTS) -> Windows:
+    """Return the windows of tasks that come and go on three machines, those of a slot in order of the tasks."""
     parts = []
-    for pieces in made_up(tasks=40, slots=SLOTS, pieces=1).slots:
+    for pieces in made_up(tasks=tasks, slots=slots, pieces=1).slots:
         part = concatenate(pieces)
         order = np.lexsort((part.instance_index, part.collection_id))
         parts.append(part.take(order))
@@ -60,16 +64,15 @@ def history() -> Windows:
 
 
 def slots_of(windows: Windows) -> list[Windows]:
-    return [windows.take(windows.start_us == at * W) for at in range(SLOTS)]
+    return [windows.take(windows.start_us == at * W) for at in range(int(windows.start_us.max()) // W + 1)]
 
 
 def margins(memory: Memory) -> MachineMargins:
-    return memory.tracker.prices.machines
+    return memory.tracker.prices.machines[AN_HOUR]
 
 
-def state(memory: Memory) -> dict[str, NDArray[Any]]:
-    found = memory.following.memory()
-    return {name.removeprefix("machines."): of for name, of in found.items() if name.startswith("machines.")}
+def state(memory: Memory, horizon_s: int = AN_HOUR) -> dict[str, NDArray[Any]]:
+    return part_of(memory.following.memory(), f"machines.{horizon_s}.")
 
 
 @pytest.mark.parametrize(
@@ -78,32 +81,46 @@ def state(memory: Memory) -> dict[str, NDArray[Any]]:
 def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
     narrow: Bundle, parts: int, empty: int, inside: int
 ) -> None:
-    windows = history()
+    compare_with_a_replay(narrow, history(), AN_HOUR, parts, empty, inside)
+
+
+@pytest.mark.parametrize(("parts", "empty", "inside"), [(1, 0, 0), (2, 300, 4)])
+def test_machines_are_followed_a_day_ahead_as_in_a_replay_to_the_bit(
+    narrow: Bundle, parts: int, empty: int, inside: int
+) -> None:
+    compare_with_a_replay(narrow, history(tasks=12, slots=700), A_DAY, parts, empty, inside)
+
+
+def compare_with_a_replay(
+    bundle: Bundle, windows: Windows, horizon_s: int, parts: int, empty: int, inside: int
+) -> None:
     if inside:  # alloc instances
         windows = replace(windows, in_alloc=windows.collection_id % inside == 0)
     slots = windows.start_us // W  # in which one machine stands empty
     windows = windows.take((windows.machine_id != 7) | (slots < 10) | (slots >= 10 + empty))
-    memory = Memory(SETTINGS, narrow)
+    memory = Memory(SETTINGS, bundle)
+    horizon, step = times_of(horizon_s, W // 1_000_000)
     held: dict[tuple[int, int], NDArray[np.float64]] = {}
-    for at, of_slot in enumerate(slots_of(windows)):
+    by_slot = slots_of(windows)
+    for at, of_slot in enumerate(by_slot):
         for some in np.array_split(np.arange(len(of_slot)), parts):
             memory.write(of_slot.take(some))
-        found = state(memory)
+        found = state(memory, horizon_s)
         for k, answer in enumerate(found["ring.answer"].tolist()):
-            if answer == at - 1:  # of the slot before the last one, which was closed just now
+            if (answer - 1) * step == at - 2:  # of the slot that was closed just now
                 ids = found["machine.id"].tolist()
-                held |= {(m, answer - 1): found["machine.held"][p, k].copy() for p, m in enumerate(ids)}
+                held |= {(m, at - 2): found["machine.held"][p, k].copy() for p, m in enumerate(ids)}
 
     windows = windows.take(~windows.in_alloc)
     order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
     slot = np.unique(key_of(windows), axis=0, return_inverse=True)[1]
     x = FeatureState(SETTINGS.cell).advance(slot.reshape(-1), windows)
-    estimator = narrow.machine_estimator()
-    terms = estimator.terms(narrow.forecaster.predict(x, estimator.horizon_s), x, windows)[order]
+    estimator = bundle.machine_estimator(horizon_s=horizon_s)
+    terms = estimator.terms(bundle.forecaster.predict(x, estimator.horizon_s), x, windows)[order]
     by_task = windows.take(order)
     budgets = tuple(memory.scorer.budgets.by_margin.values())
-    settled = (SLOTS - 1) - 2 - HORIZON
-    compared = 0
+    settled = len(by_slot) - 3 - horizon
+    compared, margins = 0, memory.tracker.prices.machines[horizon_s]
     for r in range(len(RESOURCES)):
         cell = lay_out_cell(by_task, r, W, estimator.horizon_s)
         assert cell is not None
@@ -113,17 +130,17 @@ def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
             if (key := (int(machine), int(start_us // W))) in held:
                 np.testing.assert_array_equal(held[key][:, r], reserved[:, k], f"{key} {r}")
                 compared += 1
-        known = cell.start_us <= settled * W
+        known = (cell.start_us <= settled * W) & (cell.start_us // W % step == 0)
         passed = violates(rows.peak, reserved)[:, known]
-        assert margins(memory).judged[r] == known.sum()
-        assert margins(memory).violated[:, r].tolist() == passed.sum(axis=1).tolist()
+        assert margins.judged[r] == known.sum()
+        assert margins.violated[:, r].tolist() == passed.sum(axis=1).tolist()
         assert 0 < passed.sum() < passed.size
-        for m, machine in enumerate(margins(memory).machine):
+        for m, machine in enumerate(margins.machine):
             here = (cell.machine + 7 == machine)[known]
-            assert margins(memory).judged_of[m, r] == here.sum()
-            assert margins(memory).violated_of[m, :, r].tolist() == passed[:, here].sum(axis=1).tolist()
-    assert compared > 100
-    assert (margins(memory).asked < np.array(budgets)[:, None]).any()  # the margins have moved
+            assert margins.judged_of[m, r] == here.sum()
+            assert margins.violated_of[m, :, r].tolist() == passed[:, here].sum(axis=1).tolist()
+    assert compared > 80
+    assert (margins.asked < np.array(budgets)[:, None]).any()  # the margins have moved
 
 
 def one_task(at: int, cpu: float = 0.1, **facts: Any) -> dict[str, Any]:
@@ -324,6 +341,17 @@ def test_the_share_of_the_machines_that_passed_at_once_and_the_largest_of_the_da
     for at in range(22, 330):
         memory.write(windows_of(*(one_task(at, task=m, machine_id=m) for m in range(4))))
     assert margins(memory).most_at_once[0].tolist() == [0.0, 0.0]
+
+
+def test_a_cell_of_which_no_task_is_on_a_machine_keeps_nothing_for_machines(bundle: Bundle) -> None:
+    memory = Memory(SETTINGS, bundle)
+    for at in range(4):
+        memory.write(windows_of(one_task(at, machine_id=-1), one_task(at, task=2, machine_id=-1)))
+    without = memory.tracker.bytes_per_task
+    assert len(state(memory)["tasks"]) == 0
+    memory.write(windows_of(one_task(4, machine_id=-1), one_task(4, task=2)))
+    assert len(state(memory)["tasks"]) == len(state(memory, A_DAY)["tasks"]) == 2
+    assert memory.tracker.bytes_per_task == without + 264 + 232
 
 
 def test_places_of_machines_are_given_again_after_a_day_and_no_more_than_there_may_be(
