@@ -264,8 +264,10 @@ def test_margins_go_on_to_the_bit_from_saved_arrays_in_the_middle_of_a_slot(narr
         memory.write(slots[25].take(np.setdiff1d(np.arange(len(slots[25])), first)))
         for of_slot in slots[26:]:
             memory.write(of_slot)
-    for name, array in state(saved).items():
-        assert_same_bits(array, state(cut)[name], name)
+    theirs = cut.following.memory()
+    for name, array in saved.following.memory().items():
+        assert_same_bits(array, theirs[name], name)
+    assert any(name.startswith(f"machines.{A_DAY}.") for name in theirs)
     np.testing.assert_array_equal(margins(cut).margins, margins(saved).margins)
     np.testing.assert_array_equal(margins(cut).judged_of, margins(saved).judged_of)
     assert margins(whole).judged.tolist() == margins(cut).judged.tolist()
@@ -291,6 +293,7 @@ def test_tasks_that_end_leave_no_demand_to_the_next_in_their_slot(bundle: Bundle
         memory.write(windows_of(one_task(at), *([one_task(at, task=2)] if at < 4 else [])))
         if at == 3:
             memory.tell(fact_rows({"task": 2, "ended_us": 4 * W}))
+            assert [state(memory, of)["tasks"]["last"].tolist() for of in (AN_HOUR, A_DAY)] == [[4, 0]] * 2
             memory.write(windows_of(one_task(4, 0.9, task=3)))  # takes the slot of the second
     assert counts(memory) == ([6, 6], [0, 0])
 
@@ -426,6 +429,7 @@ def test_machines_of_a_model_without_a_mean_limit_are_foreseen_by_that_of_the_ce
     """A model of several datasets has none. Bytes are another unit, and the same shares of the limit."""
     shares: list[NDArray[np.float32]] = []
     estimates: list[NDArray[np.float64]] = []
+    held: list[NDArray[np.float64]] = []
     for unit in (1.0, 2.0**30):
         memory = Memory(SETTINGS, replace(bundle, mean_limit=(np.nan, np.nan)))
         for part in slots_of(history())[:20]:
@@ -435,7 +439,10 @@ def test_machines_of_a_model_without_a_mean_limit_are_foreseen_by_that_of_the_ce
         assert memory.scorer.machines.mean_limit == memory.tracker.size.mean_limit == (1.0, unit)
         known = memory.tracker.look(memory.tracker.names())
         shares.append(known.scores.shares)
+        held.append(np.concatenate([state(memory, of)["machine.held"][:, 0] for of in (AN_HOUR, A_DAY)]) / [1.0, unit])
         estimates.append(memory.answers(margin="aggressive").estimate.reservation / [1.0, unit])
     assert_same_bits(shares[0], shares[1])
     np.testing.assert_allclose(estimates[0], estimates[1])
+    np.testing.assert_allclose(held[0], held[1])
     assert np.isfinite(shares[0]).all()
+    assert np.isfinite(held[0]).all()
