@@ -186,15 +186,33 @@ def learner_of(estimator: str) -> Learner:
 def check_known(known: NDArray[np.bool_], sources: Sequence[Source], horizon_s: int) -> None:
     """Raise HistoryTooShortError where no demand over the horizon is known, with the reason; ``known``: (T, H)."""
     features = [source.features for source in sources]
-    n = sum(len(one.train_rows()) for one in features)
-    if n and not known[: len(RESOURCES), HORIZONS_S.index(horizon_s)].any():
-        reasons = []
-        for place, resource in enumerate(RESOURCES):
-            counts: Counter[str] = sum((_unknown(one, place, horizon_s) for one in features), Counter())
-            reasons.append(f"{resource}: {', '.join(f'{count} {reason}' for reason, count in counts.most_common())}")
-        raise HistoryTooShortError(
-            f"0 of {n} training rows have a known demand over {horizon_s} s, expected at least 1; {'; '.join(reasons)}"
-        )
+    if (
+        sum(len(one.train_rows()) for one in features)
+        and not known[: len(RESOURCES), HORIZONS_S.index(horizon_s)].any()
+    ):
+        said, reasons = _nothing_known(features, horizon_s)
+        raise HistoryTooShortError(f"{said}, expected at least 1; {reasons}")
+
+
+def unlearned_notes(sources: Sequence[Source], horizon_s: int) -> list[str]:
+    """Return a note on each of several datasets of which no training row has a known demand over the horizon."""
+    h, notes = HORIZONS_S.index(horizon_s), []
+    for source in sources if len(sources) > 1 else ():
+        features = source.features
+        rows = features.train_rows()
+        if len(rows) and not np.isfinite(features.targets(rows)[0][:, : len(RESOURCES), h]).any():
+            said, reasons = _nothing_known([features], horizon_s)
+            notes.append(f"{source.name}: {said}, so it taught nothing of this horizon; {reasons}")
+    return notes
+
+
+def _nothing_known(features: Sequence[FeatureSet], horizon_s: int) -> tuple[str, str]:
+    """Return in words that no training row has a known demand over the horizon, and the reasons by resource."""
+    n, reasons = sum(len(one.train_rows()) for one in features), []
+    for place, resource in enumerate(RESOURCES):
+        counts: Counter[str] = sum((_unknown(one, place, horizon_s) for one in features), Counter())
+        reasons.append(f"{resource}: {', '.join(f'{count} {reason}' for reason, count in counts.most_common())}")
+    return f"0 of {n} training rows have a known demand over {horizon_s} s", "; ".join(reasons)
 
 
 def _unknown(features: FeatureSet, resource: int, horizon_s: int) -> Counter[str]:

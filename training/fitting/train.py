@@ -31,7 +31,7 @@ from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure
 from reclaim.training.fitting.devices.on_ray import fit_on_ray
 from reclaim.training.fitting.held_out import mean_limit_of, own_price_notes, validation_rows
-from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
+from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of, unlearned_notes
 from reclaim.training.fitting.oom_fit import fit_oom
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trained import (
@@ -373,6 +373,7 @@ def _report(
             for source, k_train, k_valid in zip(sources, trained.fitted.train_rows, valid.rows, strict=True)
         ],
         notes=[
+            *unlearned_notes(sources, config.horizon_s),
             *calibration.notes,
             *(
                 f"reclaims less of validation rows than the built-in model, at a budget ({one}): the history is "

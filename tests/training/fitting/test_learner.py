@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from reclaim.config import load_config
 from reclaim.data.dataset import Dataset
@@ -21,7 +22,7 @@ from reclaim.serving.models.loader import find_model, load_location
 from reclaim.serving.models.scorer import Scorer, reserved
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.registry import LEARNED
-from reclaim.training.fitting.learner import check_known
+from reclaim.training.fitting.learner import check_known, unlearned_notes
 from reclaim.training.fitting.sources import Source
 from reclaim.training.fitting.train import TrainReport, run_training
 from reclaim.training.fitting.tune import tune
@@ -140,3 +141,25 @@ def test_where_no_demand_is_known_the_reason_is_said(changes: dict[str, float], 
         assert reason in str(raised.value)
     elsewhere[1, 1] = True
     check_known(elsewhere, several, 3_600)  # of one resource is enough
+
+
+def test_of_several_datasets_the_ones_that_teach_nothing_of_the_horizon_are_named_with_the_reason() -> None:
+    def source(name: str, y: NDArray[np.float32]) -> Source:
+        features: Any = SimpleNamespace(
+            train_rows=lambda: np.arange(4), manifest={"span_us": [0, 7 * 3_600_000_000]},
+            limit=np.zeros((4, 2)), inside=np.ones((4, 3), bool), end_us=np.zeros(4), y=y,
+            targets=lambda rows: (y[rows], None),
+        )  # fmt: skip
+        return cast(Source, SimpleNamespace(name=name, features=features))
+
+    nothing, some = np.full((4, 3, 3), np.nan, np.float32), np.full((4, 3, 3), np.nan, np.float32)
+    some[3, 1] = 0.5
+    silent, other = source("silent", nothing), source("other", some)
+    assert unlearned_notes([silent, other], 3_600) == [
+        "silent: 0 of 4 training rows have a known demand over 3600 s, so it taught nothing of this horizon; "
+        "cpu: 4 have no limit; memory: 4 have no limit"
+    ]
+    assert unlearned_notes([silent], 3_600) == []  # alone it is refused
+    peaks = np.full((4, 3, 3), np.nan, np.float32)
+    peaks[:, 2] = 0.5
+    assert len(unlearned_notes([source("peaks", peaks), other], 3_600)) == 1
