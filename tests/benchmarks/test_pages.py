@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import builtin, by_limit, drift, machines
 from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
+from reclaim.data.oom import OOM_SHARE
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, NOISE, WORSE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,3 +153,16 @@ def test_the_page_of_results_counts_the_verdicts_that_are_kept(
             assert set(found) <= set(verdicts)
             counts += [found.count(verdict) for verdict in verdicts]
         assert f"| {ahead} | {' | '.join(map(str, counts))} |" in lines
+
+
+def out_of_memory() -> str:
+    """Return the section of the page of results whose numbers rest on the derived label."""
+    text = (ROOT / "docs" / "results.md").read_text()
+    found = re.search(r"^## Out-of-memory risk\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_numbers_of_out_of_memory_ends_stand_next_to_what_their_label_is() -> None:
+    label = f"a FAIL of a task whose last window has a maximum memory of at least {OOM_SHARE:.0%} of the limit"
+    assert label.replace("%", " %") in out_of_memory()
