@@ -166,3 +166,23 @@ def out_of_memory() -> str:
 def test_the_numbers_of_out_of_memory_ends_stand_next_to_what_their_label_is() -> None:
     label = f"a FAIL of a task whose last window has a maximum memory of at least {OOM_SHARE:.0%} of the limit"
     assert label.replace("%", " %") in out_of_memory()
+
+
+def test_kinds_of_ends_have_the_scores_that_are_kept_which_leave_out_rows_before_ends_of_other_kinds() -> None:
+    groups = kept("oom.json")["trained_on"]["10 cells"]["split"]
+    named = {
+        "behaviour leak": "leak", "behaviour load_growth": "growing load", "behaviour sudden": "sudden jump",
+        "behaviour undersized": "too small a limit", "first of its task": "first of its task",
+        "repeat of its task": "a later one of its task", "first of its collection": "first of its collection",
+    }  # fmt: skip
+    _, heading, table = out_of_memory().partition(
+        "average precision among the rows before such an end and those before none"
+    )
+    assert heading
+    for kind, name in named.items():
+        cells = [
+            cell
+            for of in (group[kind] for group in groups)
+            for cell in (f"{of['events']:.0f}", f"{of['average_precision']:.3f}", f"{of['recall_at_100']:.2f}")
+        ]
+        assert f"| {name} | {' | '.join(cells)} |" in table
