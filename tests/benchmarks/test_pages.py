@@ -129,6 +129,25 @@ def test_the_page_of_machines_counts_the_leads_that_are_kept() -> None:
     assert f"reclaims {min(points):.1f} to {max(points):.1f} points" in text
 
 
+def test_the_page_of_machines_says_what_the_second_budget_costs() -> None:
+    text = " ".join((ROOT / "docs" / "machines.md").read_text().split())
+    cost: dict[str, list[float]] = {}
+    for key, one in kept("machines.json")["sets"].items():
+        (machine,) = (of for name, of in one["margins"].items() if name.endswith("(machine)"))
+        following, held = (machine[f"aggressive {how}"] for how in ("following", "held"))
+        name, _, horizon = key.rpartition("-")
+        of = name if name == "cell-27" else name.partition("-")[0]
+        kind = "a day" if horizon == "24h" else {"azure": "cell"}.get(of, of)
+        points = [100 * (following[r]["savings"]["value"] - held[r]["savings"]["value"]) for r in following]
+        cost.setdefault(kind, []).extend(points)
+    low, high = ({kind: f"{of(points):.1f}" for kind, points in cost.items()} for of in (min, max))
+    assert (
+        f"costs {low['cell']} to {high['cell']} points of the limits on `cell-7`, `cell-17` and Azure, "
+        f"{low['cell-27']} to {high['cell-27']} on `cell-27`, {low['together']} to {high['together']} where tasks move "
+        f"together, and {low['bitbrains']} to {high['bitbrains']} on Bitbrains; a day ahead at most {high['a day']}"
+    ) in text
+
+
 @pytest.mark.parametrize(
     ("collections", "columns"),
     [
