@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,28 @@ def out_of_memory() -> str:
 def test_the_numbers_of_out_of_memory_ends_stand_next_to_what_their_label_is() -> None:
     label = f"a FAIL of a task whose last window has a maximum memory of at least {OOM_SHARE:.0%} of the limit"
     assert label.replace("%", " %") in out_of_memory()
+
+
+def test_the_scores_of_alerts_are_those_that_are_kept() -> None:
+    before, now = (kept(name)["trained_on"] for name in ("oom-before.json", "oom.json"))
+    columns = [
+        of[cells]["pooled"][group] for group, cells in product((0, 1), ("1 cell", "10 cells")) for of in (before, now)
+    ]
+    shown = {
+        "average precision": ("average_precision", 1, 3),
+        "as a multiple of the base rate": ("times_base", 1, 0),
+        "precision at 10 alerts per 1,000 task-days": ("precision_at_10", 1, 2),
+        "recall at 10 alerts (at most 0.18 and 0.25)": ("recall_at_10", 1, 2),
+        "precision at 100 alerts": ("precision_at_100", 1, 2),
+        "recall at 100 alerts (at most 1)": ("recall_at_100", 1, 2),
+        "median lead at 100 alerts, minutes": ("lead_s_at_100", 60, 0),
+        "Brier skill": ("brier_skill", 1, 2),
+    }
+    for name, (score, unit, digits) in shown.items():
+        cells = " | ".join(f"{of[score] / unit:.{digits}f}" for of in columns)
+        assert f"| {name} | {cells} |" in out_of_memory()
+    right = " in one group of cells and in ".join(f"{100 * of['precision_at_10']:.0f} %" for of in columns[3::4])
+    assert f"right in {right}".replace(" % in one", " % of its alerts in one") in out_of_memory()
 
 
 def test_kinds_of_ends_have_the_scores_that_are_kept_which_leave_out_rows_before_ends_of_other_kinds() -> None:
