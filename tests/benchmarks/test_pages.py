@@ -228,3 +228,14 @@ def test_kinds_of_ends_have_the_scores_that_are_kept_which_leave_out_rows_before
             for cell in (f"{of['events']:.0f}", f"{of['average_precision']:.3f}", f"{of['recall_at_100']:.2f}")
         ]
         assert f"| {name} | {' | '.join(cells)} |" in table
+
+
+def test_the_first_page_counts_the_alerts_that_are_right_and_the_events_that_they_catch() -> None:
+    right, caught = {}, {}
+    for cells, of in kept("oom.json")["trained_on"].items():
+        right[cells] = " and ".join(f"{100 * group['precision_at_10']:.0f}" for group in of["pooled"])
+        (caught[cells],) = {f"{100 * group['recall_at_10']:.0f}" for group in of["pooled"]}
+    assert (
+        f"{right['1 cell']} % of alerts are right and catch {caught['1 cell']} % of events; trained on ten cells, "
+        f"{right['10 cells']} %, and {caught['10 cells']} %"
+    ) in " ".join((ROOT / "README.md").read_text().split())
