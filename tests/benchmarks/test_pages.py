@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import builtin, by_limit, drift, machines
-from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
+from benchmarks.bar_tables import BEST, FIXED, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
 from reclaim.data.oom import OOM_SHARE
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, NOISE, WORSE
 
@@ -239,3 +239,21 @@ def test_the_first_page_counts_the_alerts_that_are_right_and_the_events_that_the
         f"{right['1 cell']} % of alerts are right and catch {caught['1 cell']} % of events; trained on ten cells, "
         f"{right['10 cells']} %, and {caught['10 cells']} %"
     ) in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_a_network_of_another_cell_has_the_differences_that_are_kept() -> None:
+    text = (ROOT / "docs" / "results.md").read_text().partition("## Transfer\n")[2]
+    of = {
+        (d["margin_set"], d["against"], d["resource"], d["budget"]): [100 * share for share in d["reclaimed_share"]]
+        for d in kept("bar-composed-30x4-to-60x7.json")["differences"]
+        if (d["horizon_s"], d["collections"], d["estimator"]) == (3_600, "all", "network of composed-30x4")
+    }
+    cases = [*product(("cpu", "memory"), ("1 %", "0.1 %"))]
+    less = [-of[FIXED, NETWORK, *case][0] for case in cases]
+    assert f"reclaims {min(less):.1f} to {max(less):.1f} points less than one trained on the cell" in text
+    for name, margin_set in (
+        ("less the best statistical estimator", FIXED),
+        ("the same, with prices that follow", ONLINE),
+    ):
+        cells = " | ".join("{:.1f} [{:.1f}, {:.1f}]".format(*of[margin_set, BEST, *case]) for case in cases)
+        assert f"| … {name} | {cells} |" in text
