@@ -31,7 +31,8 @@ _NAME_LETTERS: Final = 200
 """Largest length of a run's name, which MLflow shows in a column; params have every setting."""
 
 _LARGEST: Final = 2**31 - 1
-"""Libraries keep seeds and counts in 32 bits with a sign, and a fit of several models adds to the seed that is given."""
+"""Libraries keep seeds and counts in 32 bits with a sign, and a fit of several models adds to the seed that it is
+given."""
 
 CONFIGS: Final = Path(__file__).parent / "configs"
 """Folder of the settings that come with the package, each a TOML."""
