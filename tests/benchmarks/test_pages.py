@@ -7,13 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import builtin, by_limit, drift, machines
-from benchmarks.bar_tables import BEST, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
+from benchmarks.bar_tables import BEST, FIXED, HINDSIGHT, HOURS, MIXED_IN, NETWORK, ONLINE
+from reclaim.data.oom import OOM_SHARE
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, NOISE, WORSE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +130,25 @@ def test_the_page_of_machines_counts_the_leads_that_are_kept() -> None:
     assert f"reclaims {min(points):.1f} to {max(points):.1f} points" in text
 
 
+def test_the_page_of_machines_says_what_the_second_budget_costs() -> None:
+    text = " ".join((ROOT / "docs" / "machines.md").read_text().split())
+    cost: dict[str, list[float]] = {}
+    for key, one in kept("machines.json")["sets"].items():
+        (machine,) = (of for name, of in one["margins"].items() if name.endswith("(machine)"))
+        following, held = (machine[f"aggressive {how}"] for how in ("following", "held"))
+        name, _, horizon = key.rpartition("-")
+        of = name if name == "cell-27" else name.partition("-")[0]
+        kind = "a day" if horizon == "24h" else {"azure": "cell"}.get(of, of)
+        points = [100 * (following[r]["savings"]["value"] - held[r]["savings"]["value"]) for r in following]
+        cost.setdefault(kind, []).extend(points)
+    low, high = ({kind: f"{of(points):.1f}" for kind, points in cost.items()} for of in (min, max))
+    assert (
+        f"costs {low['cell']} to {high['cell']} points of the limits on `cell-7`, `cell-17` and Azure, "
+        f"{low['cell-27']} to {high['cell-27']} on `cell-27`, {low['together']} to {high['together']} where tasks move "
+        f"together, and {low['bitbrains']} to {high['bitbrains']} on Bitbrains; a day ahead at most {high['a day']}"
+    ) in text
+
+
 @pytest.mark.parametrize(
     ("collections", "columns"),
     [
@@ -152,3 +173,87 @@ def test_the_page_of_results_counts_the_verdicts_that_are_kept(
             assert set(found) <= set(verdicts)
             counts += [found.count(verdict) for verdict in verdicts]
         assert f"| {ahead} | {' | '.join(map(str, counts))} |" in lines
+
+
+def out_of_memory() -> str:
+    """Return the section of the page of results whose numbers rest on the derived label."""
+    text = (ROOT / "docs" / "results.md").read_text()
+    found = re.search(r"^## Out-of-memory risk\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_numbers_of_out_of_memory_ends_stand_next_to_what_their_label_is() -> None:
+    label = f"a FAIL of a task whose last window has a maximum memory of at least {OOM_SHARE:.0%} of the limit"
+    assert label.replace("%", " %") in out_of_memory()
+
+
+def test_the_scores_of_alerts_are_those_that_are_kept() -> None:
+    before, now = (kept(name)["trained_on"] for name in ("oom-before.json", "oom.json"))
+    columns = [
+        of[cells]["pooled"][group] for group, cells in product((0, 1), ("1 cell", "10 cells")) for of in (before, now)
+    ]
+    shown = {
+        "average precision": ("average_precision", 1, 3),
+        "as a multiple of the base rate": ("times_base", 1, 0),
+        "precision at 10 alerts per 1,000 task-days": ("precision_at_10", 1, 2),
+        "recall at 10 alerts (at most 0.18 and 0.25)": ("recall_at_10", 1, 2),
+        "precision at 100 alerts": ("precision_at_100", 1, 2),
+        "recall at 100 alerts (at most 1)": ("recall_at_100", 1, 2),
+        "median lead at 100 alerts, minutes": ("lead_s_at_100", 60, 0),
+        "Brier skill": ("brier_skill", 1, 2),
+    }
+    for name, (score, unit, digits) in shown.items():
+        cells = " | ".join(f"{of[score] / unit:.{digits}f}" for of in columns)
+        assert f"| {name} | {cells} |" in out_of_memory()
+    right = " in one group of cells and in ".join(f"{100 * of['precision_at_10']:.0f} %" for of in columns[3::4])
+    assert f"right in {right}".replace(" % in one", " % of its alerts in one") in out_of_memory()
+
+
+def test_kinds_of_ends_have_the_scores_that_are_kept_which_leave_out_rows_before_ends_of_other_kinds() -> None:
+    groups = kept("oom.json")["trained_on"]["10 cells"]["split"]
+    named = {
+        "behaviour leak": "leak", "behaviour load_growth": "growing load", "behaviour sudden": "sudden jump",
+        "behaviour undersized": "too small a limit", "first of its task": "first of its task",
+        "repeat of its task": "a later one of its task", "first of its collection": "first of its collection",
+    }  # fmt: skip
+    _, heading, table = out_of_memory().partition(
+        "average precision among the rows before such an end and those before none"
+    )
+    assert heading
+    for kind, name in named.items():
+        cells = [
+            cell
+            for of in (group[kind] for group in groups)
+            for cell in (f"{of['events']:.0f}", f"{of['average_precision']:.3f}", f"{of['recall_at_100']:.2f}")
+        ]
+        assert f"| {name} | {' | '.join(cells)} |" in table
+
+
+def test_the_first_page_counts_the_alerts_that_are_right_and_the_events_that_they_catch() -> None:
+    right, caught = {}, {}
+    for cells, of in kept("oom.json")["trained_on"].items():
+        right[cells] = " and ".join(f"{100 * group['precision_at_10']:.0f}" for group in of["pooled"])
+        (caught[cells],) = {f"{100 * group['recall_at_10']:.0f}" for group in of["pooled"]}
+    assert (
+        f"{right['1 cell']} % of alerts are right and catch {caught['1 cell']} % of events; trained on ten cells, "
+        f"{right['10 cells']} %, and {caught['10 cells']} %"
+    ) in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_a_network_of_another_cell_has_the_differences_that_are_kept() -> None:
+    text = (ROOT / "docs" / "results.md").read_text().partition("## Transfer\n")[2]
+    of = {
+        (d["margin_set"], d["against"], d["resource"], d["budget"]): [100 * share for share in d["reclaimed_share"]]
+        for d in kept("bar-composed-30x4-to-60x7.json")["differences"]
+        if (d["horizon_s"], d["collections"], d["estimator"]) == (3_600, "all", "network of composed-30x4")
+    }
+    cases = [*product(("cpu", "memory"), ("1 %", "0.1 %"))]
+    less = [-of[FIXED, NETWORK, *case][0] for case in cases]
+    assert f"reclaims {min(less):.1f} to {max(less):.1f} points less than one trained on the cell" in text
+    for name, margin_set in (
+        ("less the best statistical estimator", FIXED),
+        ("the same, with prices that follow", ONLINE),
+    ):
+        cells = " | ".join("{:.1f} [{:.1f}, {:.1f}]".format(*of[margin_set, BEST, *case]) for case in cases)
+        assert f"| … {name} | {cells} |" in text

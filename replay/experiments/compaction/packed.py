@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.features.splits import VALID, in_period
+from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, EmptyCheckpointError, take_bare
@@ -231,8 +231,8 @@ def validation_moments(
 ) -> tuple[list[Checkpoint], Counter[str]]:
     """Return up to ``most`` moments of the validation period, evenly spread, with a horizon each; and the left out.
 
-    Collections that are kept for the test are not on them. Moments at which nothing can be placed are left out, and
-    counted by the reason.
+    Every window that begins in a horizon ends inside the period. Collections that are kept for the test are not on
+    them. Moments at which nothing can be placed are left out, and counted by the reason.
     """
     windows, slot_us = estimates.history.windows, estimates.period.slots.slot_us
     rows = np.flatnonzero(in_period(VALID, estimates.history.period, estimates.history.group))
@@ -241,7 +241,9 @@ def validation_moments(
     if not len(rows):
         return found, left_out
     first = -(-int(windows.start_us[rows].min()) // slot_us) * slot_us
-    last = int(windows.end_us[rows].max()) - horizon_s * 1_000_000
+    later = windows.start_us[estimates.history.period == TEST]
+    until = int(later.min(initial=windows.end_us[rows].max()))
+    last = until - -(-horizon_s * 1_000_000 // slot_us) * slot_us  # usage counts by whole slots
     times = range(first, last + 1, horizon_s * 1_000_000)
     for i in np.unique(np.linspace(0, len(times) - 1, min(most, len(times))).astype(np.int64)):
         try:

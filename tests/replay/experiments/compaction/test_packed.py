@@ -11,6 +11,7 @@ import pytest
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
+from reclaim.features.splits import TEST
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction import checkpoint, packed
@@ -45,6 +46,19 @@ def test_moments_are_of_the_validation_period_and_of_collections_that_are_not_ke
     assert all(b.time_us - a.time_us >= CONFIG.horizon_s * 1_000_000 for a, b in pairwise(moments))
     two, _ = validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 2)
     assert len(two) == 2
+
+
+def test_a_window_that_ends_behind_the_validation_period_is_in_the_horizon_of_no_moment(
+    source: Source, estimates: Estimates, moments: list[Checkpoint]
+) -> None:
+    horizon_us, history = CONFIG.horizon_s * 1_000_000, estimates.history
+    start_us, later = history.windows.start_us.copy(), np.flatnonzero(history.period == TEST)
+    assert moments[-1].time_us + horizon_us <= start_us[later].min()
+    start_us[later[0]] = begins = moments[-1].time_us + horizon_us - 1
+    longer = replace(estimates, history=replace(history, windows=replace(history.windows, start_us=start_us)))
+    found, _ = validation_moments(source, longer, Constraints.read(source.dataset), CONFIG.horizon_s, 24)
+    assert [at.time_us for at in found] == [at.time_us for at in moments if at.time_us + horizon_us <= begins]
+    assert len(found) == len(moments) - 1
 
 
 def test_moments_at_which_nothing_can_be_placed_are_counted_by_the_reason(
