@@ -263,9 +263,15 @@ def _least(scores: NDArray[np.float64], budget: float) -> float:
 Key = TypeVar("Key")
 
 
-def choose_best(candidates: Mapping[Key, Calibration], margin: str) -> list[Key]:
-    """Return, per resource, the candidate that reclaims most under a margin; the first one of equals.
+def choose_best(candidates: Mapping[Key, Calibration], margin: str, budget: float) -> list[Key]:
+    """Return, per resource, the candidate that reclaims most under a margin of those that keep the budget.
 
-    Every candidate keeps the same budgets, so more reclaimed is better without a second look.
+    A candidate does not keep it where its answer is nothing and more is needed: no margin helps there, and what it so
+    reclaims is no merit. Where none keeps it, the one that violates least. The first one of equals.
     """
-    return [max(candidates, key=lambda key: candidates[key].reclaimed[margin][r]) for r in range(len(RESOURCES))]
+
+    def merit(key: Key, r: int) -> tuple[float, float]:
+        violation = candidates[key].violation[margin][r]
+        return -violation if violation > budget * (1 + 1e-12) else 0.0, candidates[key].reclaimed[margin][r]
+
+    return [max(candidates, key=lambda key: merit(key, r)) for r in range(len(RESOURCES))]

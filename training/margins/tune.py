@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +47,8 @@ def choose_settings(
         k: calibrate(Widened.alike(Estimate(answer, rule)), windows, target, budgets)
         for k, answer in enumerate(answers)
     }
-    return {name: tuple(candidates[k] for k in choose_best(tried, name)) for name in _BUDGETS}
+    of = asdict(budgets or Budgets())
+    return {name: tuple(candidates[k] for k in choose_best(tried, name, of[name])) for name in _BUDGETS}
 
 
 class TunedEstimator(Estimator):

@@ -226,7 +226,8 @@ def _chosen(
         k: calibrate(of.take(held), windows, target, config.budgets, by_tier=config.by_tier, given=given)
         for k, of in enumerate(answers)
     }
-    best = [choose_best(set_to, margin)[r] for r, margin in enumerate(margins)]
+    most = [config.budgets.of(margin) or config.budgets.aggressive for margin in margins]
+    best = [choose_best(set_to, margin, most[r])[r] for r, margin in enumerate(margins)]
     asked = _as_windows(decisions.limit, decisions.tier)
     chosen = [(r, set_to[k], margins[r]) for r, k in enumerate(best)]
     columns = [answers[k].under(set_to[k].settings, margins[r], asked)[:, r] for r, k in enumerate(best)]

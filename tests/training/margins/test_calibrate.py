@@ -159,8 +159,23 @@ def test_the_base_that_reclaims_most_is_chosen_for_each_resource() -> None:
     target = np.linspace(0.1, 0.4, 2000)[:, None].repeat(2, axis=1)
     low = calibrate(_both(np.full((2000, 2), 2.0)), _windows(2000), target)
     high = replace(low, reclaimed={k: (v[0] + 0.1, v[1] - 0.1) for k, v in low.reclaimed.items()})
-    assert choose_best({"low": low, "high": high}, "aggressive") == ["high", "low"]
-    assert choose_best({"first": low, "second": low}, "baseline") == ["first", "first"]
+    assert choose_best({"low": low, "high": high}, "aggressive", 0.01) == ["high", "low"]
+    assert choose_best({"first": low, "second": low}, "baseline", 0.001) == ["first", "first"]
+
+
+def test_a_candidate_that_no_margin_brings_within_the_budget_is_not_chosen_however_much_it_reclaims() -> None:
+    target = np.full((1000, 2), 0.5)
+    kept, idle = np.full((1000, 2), 4.0), np.full((1000, 2), 10.0)
+    kept[:20] = 2.5  # so that all reserve eight of ten
+    idle[:300] = 0.0  # three in ten used nothing so far, and need half of their limit
+    made = {name: calibrate(_both(of), _windows(1000), target) for name, of in (("idle", idle), ("kept", kept))}
+    assert made["idle"].reclaimed["aggressive"] == pytest.approx((0.3, 0.3))
+    assert made["kept"].reclaimed["aggressive"] == pytest.approx((0.206, 0.206))
+    assert choose_best(made, "aggressive", 0.01) == ["kept", "kept"]
+    worse = np.full((1000, 2), 10.0)
+    worse[:400] = 0.0
+    made["kept"] = calibrate(_both(worse), _windows(1000), target)
+    assert choose_best(made, "aggressive", 0.01) == ["idle", "idle"]  # 40 % violate for 30
 
 
 @pytest.mark.parametrize(("baseline", "aggressive"), [(0.0, 0.1), (0.2, 0.1), (0.1, 1.0)])
