@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.engine.workers import HERE, Engine
+from reclaim.data.windows import Windows, concatenate, what_is_judged
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.equal_violation.sweep import FACTORS, Bare, Guards, sweep_machines
 from reclaim.replay.machine_peaks.predictors import MachineSamples, Predictor
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.period import Period
 from reclaim.replay.open_loop.rows import ratio, sums_by
+from reclaim.replay.open_loop.share import Share
 from reclaim.training.machines.samples import TaskSamples
 from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
 from reclaim.training.margins.violation import violates
@@ -31,8 +34,8 @@ MACHINE_DEFINITIONS: Final = {
     "each up to its limit now: what the clairvoyant oracle of the EuroSys'21 study reserves. That one looks 24 hours "
     "ahead; here the horizon is that of the reservations, and `--set horizon_s=86400` makes it the study's. Tasks that"
     " come later do not count, nor do times in whose horizon the machine has no window, or at whose end it has none. "
-    "Only times of the test period are judged; the record of a machine, from which the predictors foresee its peaks, "
-    "begins with the validation period.",
+    "Only times of the test period are judged; the predictors foresee the peaks of a machine from its record since the "
+    "dataset begins.",
     "machine violation rate": "Share of a machine's times at which its peak passes the sum of the reservations on it, "
     "or what a predictor foresaw; over machines: median, 90th and 99th percentile, and the mean over all times.",
     "at once": "Share of the machines whose peak passes what was foreseen at the same time: its 99.9th percentile over "
@@ -40,6 +43,33 @@ MACHINE_DEFINITIONS: Final = {
     "machine severity": "Peak less what was foreseen, over the peak, at violations; 0 elsewhere.",
     "machine savings": "Sum of limits less sum of what was foreseen, over the sum of limits, over machines and times.",
 }
+
+
+@dataclass(frozen=True)
+class Record:
+    """All windows of the machines that are judged.
+
+    Attributes
+    ----------
+    windows : Windows
+        ``n`` rows outside alloc instances, those of one task together and in time order, reduced as in a history.
+    source_row : int64, shape (n,), rising
+        As in ``History``.
+    """
+
+    windows: Windows
+    source_row: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, features: FeatureSet, share: Share) -> Record:
+        """Return the record of the machines of a share since the dataset begins."""
+        windows, rows = [], []
+        for bucket, first in enumerate(features.bucket_start[:-1].tolist()):
+            of_bucket = features.dataset.windows(bucket)
+            mine = np.flatnonzero(share.rows(of_bucket) & ~of_bucket.in_alloc)
+            windows.append(what_is_judged(of_bucket.take(mine)))
+            rows.append(first + mine)
+        return cls(concatenate(windows), np.concatenate(rows))
 
 
 @dataclass(frozen=True)
@@ -92,19 +122,25 @@ def lay_out_machines(
     horizon_s: int,
     predictors: Mapping[str, Predictor],
     engine: Engine = HERE,
+    *,
+    record: Record | None = None,
 ) -> MachinePeaks | None:
     """Return the machines with their peaks and those of predictors; None where no time can be judged.
 
-    The guards are those of the whole history. The record of machines begins with the history, so that validation rows
-    warm the predictors up.
+    The guards are those of the whole history. Predictors know the record, which by default begins with the history.
     """
     history = period.history
+    if record is None:
+        record = Record(history.windows, history.source_row)
+    row = np.minimum(np.searchsorted(history.source_row, record.source_row), len(history) - 1)
+    judged = (history.source_row[row] == record.source_row) & (history.period[row] == TEST)
     at = lay_out_cell(
-        history.windows, resource, period.slots.slot_us, horizon_s, judged=history.period == TEST,
+        record.windows, resource, period.slots.slot_us, horizon_s, judged=judged,
         foresee=partial(_foresee, predictors), kind=MachineSamples, engine=engine,
     )  # fmt: skip
     if at is None:
         return None
+    at = replace(at, rows=row[at.rows])
     return MachinePeaks(at, guards.low[at.rows, resource], guards.high[at.rows, resource], period.slots.slot_s)
 
 

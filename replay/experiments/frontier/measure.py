@@ -20,6 +20,7 @@ from reclaim.replay.experiments.frontier.learned import ForeseenMachines, forese
 from reclaim.replay.experiments.frontier.machines import (
     MACHINE_DEFINITIONS,
     MachinePeaks,
+    Record,
     judge_peaks,
     lay_out_machines,
 )
@@ -191,8 +192,9 @@ def _days(
 def _lay_out(source: Source, period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
     """Return the machines by resource, where there are any."""
     predictors = {name: PREDICTORS[name] for name in config.predictors}
+    record = Record.of(source.features, period.share)
     found = {
-        name: lay_out_machines(period, guards, r, config.horizon_s, predictors, source.engine)
+        name: lay_out_machines(period, guards, r, config.horizon_s, predictors, source.engine, record=record)
         for r, name in enumerate(RESOURCES)
     }
     return {name: machines for name, machines in found.items() if machines is not None}
@@ -316,7 +318,7 @@ def definitions(config: FrontierConfig, *, machines: bool, models: bool = False)
 EXPERIMENT: Final = Experiment(
     name="frontier",
     title="Frontier: reclaimed at equal violation",
-    version=9,
+    version=10,
     config=FrontierConfig,
     measure=measure,
     page=page,

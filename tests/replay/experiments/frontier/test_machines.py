@@ -14,15 +14,15 @@ from reclaim.data.core.engine.workers import Engine
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.splits import TEST, VALID
 from reclaim.replay.equal_violation.sweep import FACTORS, Bare, Guards
-from reclaim.replay.experiments.frontier.machines import MachinePeaks, judge_peaks, lay_out_machines
+from reclaim.replay.experiments.frontier.machines import MachinePeaks, Record, judge_peaks, lay_out_machines
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.fold import run_base
 from reclaim.replay.open_loop.history import oracle
-from reclaim.replay.open_loop.period import Period
+from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.training.estimators.registry import build_estimator
 from reclaim.training.machines.snapshots import Snapshots
-from tests.replay.histories import period_of
+from tests.replay.histories import NO_MACHINES, period_of
 
 Maker = Callable[..., Windows]
 
@@ -145,6 +145,27 @@ def test_times_before_the_test_warm_the_predictors_up_and_are_not_judged(two_tas
     assert later.at.foreseen["peak_max"].shape == (2,)
     whole = laid_out(two_tasks, 600, "peak_max")
     np.testing.assert_array_equal(later.at.foreseen["peak_max"], whole.at.foreseen["peak_max"][2:])
+
+
+def test_predictors_know_the_days_before_the_history_which_the_record_has(make_windows: Maker) -> None:
+    rng = np.random.default_rng(5)
+    usage = rng.uniform(0.0, 0.2, (4, 400, 2))
+    usage[:, :300] += 0.5
+    whole = period_of(make_windows(*usage.tolist(), machines=[7, 7, 8, -1]), np.tile([VALID] * 350 + [TEST] * 50, 4))
+    late = np.flatnonzero(np.tile(np.arange(400) >= 320, 4))
+    cut = lay_out_period(whole.history.take(late), NO_MACHINES)
+    names = ("peak_max", "coach_p95", "trimaran_p99")
+    predictors, guards = {name: PREDICTORS[name] for name in names}, Guards.from_windows(cut.history.windows)
+    record = Record(whole.history.windows, whole.history.source_row)
+    known = lay_out_machines(cut, guards, MEMORY, 600, predictors, record=record)
+    alone, expected = laid_out(cut, 600, *names), laid_out(whole, 600, *names)
+    assert known is not None
+    for name in names:
+        np.testing.assert_array_equal(known.at.foreseen[name], expected.at.foreseen[name])
+    assert (alone.at.foreseen["coach_p95"] < known.at.foreseen["coach_p95"]).all()
+    assert (late[known.at.rows] == expected.at.rows).all()
+    np.testing.assert_equal(asdict(replace(known.at, foreseen={})), asdict(replace(alone.at, foreseen={})))
+    np.testing.assert_array_equal(known.low, alone.low)
 
 
 def test_no_prediction_changes_with_what_comes_after(two_tasks: Period) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reclaim.data.dataset import Dataset
@@ -14,7 +15,9 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
 from reclaim.replay.experiment import LEARNED, LEARNED_MACHINE, STATISTICAL, Source
+from reclaim.replay.experiments.frontier import measure
 from reclaim.replay.experiments.frontier.figures import contender_colours
+from reclaim.replay.experiments.frontier.machines import Record, lay_out_machines
 from reclaim.replay.experiments.frontier.measure import EXPERIMENT, FrontierConfig, definitions
 from reclaim.replay.experiments.frontier.page import (
     AS_PUBLISHED,
@@ -26,6 +29,7 @@ from reclaim.replay.experiments.frontier.page import (
     summary_table,
 )
 from reclaim.replay.open_loop.bootstrap import FEW
+from reclaim.replay.open_loop.share import Share
 from reclaim.replay.report.figures import PALETTE
 from reclaim.replay.runs.run import run_experiment
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -113,6 +117,25 @@ def test_at_each_budget_an_estimator_is_compared_with_the_other_one_by_the_share
                     assert compared[name][resource][share]["value"] == pytest.approx(mine[share] - its[share])
 
 
+def test_predictors_know_each_machine_since_the_dataset_begins(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, records = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}), list[Record]()
+
+    def lay_out(*given: Any, record: Record, **named: Any) -> Any:
+        records.append(record)
+        return lay_out_machines(*given, record=record, **named)
+
+    monkeypatch.setattr(measure, "lay_out_machines", lay_out)
+    EXPERIMENT.measure(source, CONFIG)
+    windows = [source.dataset.windows(bucket) for bucket in range(source.features.n_buckets)]
+    kept = np.flatnonzero(~np.concatenate([of.in_alloc for of in windows]))
+    assert len(records) == len(RESOURCES)
+    for record in records:
+        assert record.source_row.tolist() == kept.tolist()
+        np.testing.assert_array_equal(record.windows.end_us, np.concatenate([of.end_us for of in windows])[kept])
+    half, whole = Record.of(source.features, Share(0.5)), set(np.unique(records[0].windows.machine_id).tolist())
+    assert 0 < len(set(np.unique(half.windows.machine_id).tolist()) & whole) < len(whole)
+
+
 def test_predictors_of_machines_are_reported_as_published(results: Results) -> None:
     margins = results["machines"]["margins"]
     assert list(margins["borg"]) == list(MARGIN_NAMES)
@@ -198,7 +221,7 @@ def test_definitions_are_those_of_what_the_page_shows_and_say_what_they_rest_on(
     assert "bounds what never violates" in without["oracle"]
     peak = with_machines["machine peak"]
     assert "`--set horizon_s=86400` makes it the study's" in peak
-    assert "begins with the validation period" in peak
+    assert "from its record since the dataset begins" in peak
 
 
 def test_a_contender_has_one_colour_in_both_figures() -> None:
