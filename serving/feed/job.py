@@ -184,7 +184,7 @@ def feed(
             extend_history(config.access, folder, now_s=now(), progress=progress)
             shorten_history(folder, config.keep_days)
             with Server(config.access) as server:
-                reader = LiveReader(server, config.access, History.open(folder))
+                reader = LiveReader(server, config.access, History.open(folder), now())
                 while True:
                     try:
                         at_s = _send_history(one, progress, now=now, sleep=sleep)

@@ -20,6 +20,8 @@ class LiveReader:
         Open connection to the server of the history.
     access : Access
     history : History
+    now_s : float or None
+        Seconds of Unix time, where samples of now are read.
 
     Raises
     ------
@@ -29,12 +31,12 @@ class LiveReader:
         It fails.
     """
 
-    def __init__(self, client: Client, access: Access, history: History) -> None:
+    def __init__(self, client: Client, access: Access, history: History, now_s: float | None = None) -> None:
         config = config_of(history, access)
         start_s, end_s = history.range_s
         self._client, self._metrics = client, metrics_of(history.dialect, config)
         found = choose(client, self._metrics[0], start_s, end_s, config.transport)
-        self._without = external_labels(client, self._metrics[0], found, start_s, end_s)
+        self._without = external_labels(client, self._metrics[0], found, start_s, end_s, now_s)
         # a chunk is up to an hour long, and only a few minutes are wanted
         self._transport = "samples" if found == "chunks" else found
 
