@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.prometheus.client import Access, Client
-from reclaim.data.fetch.prometheus.job import config_of, metrics_of
+from reclaim.data.fetch.prometheus.job import LATE_S, config_of, metrics_of
 from reclaim.data.fetch.prometheus.probe import LARGEST_PIECE, choose, too_large
 from reclaim.data.fetch.prometheus.reading import external_labels, read_series
 from reclaim.data.fetch.prometheus.transports import held
@@ -39,6 +39,11 @@ class LiveReader:
         self._without = external_labels(client, self._metrics[0], found, start_s, end_s, now_s)
         # a chunk is up to an hour long, and only a few minutes are wanted
         self._transport = "samples" if found == "chunks" else found
+
+    def scraped(self, now_s: int) -> bool:
+        """Return whether there is usage of the ten minutes before a time, seconds of Unix time; raises as ``read``."""
+        range_ms = (now_s - LATE_S) * 1000, now_s * 1000
+        return bool(read_series(self._client, self._metrics[0], self._transport, *range_ms, without=self._without))
 
     def read(self, start_s: int, end_s: int) -> dict[str, list[RawSeries]]:
         """Return the series by role in [start, end), in seconds of Unix time, as ``read_piece`` does.

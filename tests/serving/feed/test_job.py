@@ -402,6 +402,17 @@ def test_a_clock_that_was_ahead_for_a_while_costs_no_window(history: Path, servi
     assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
 
 
+def test_a_clock_that_was_ahead_at_the_start_costs_no_window_either(history: Path, service: str) -> None:
+    class Ahead(Moment):
+        def now(self) -> float:
+            """Return the time, ten hours ahead until it is set right."""
+            return self.now_s + 36_000 * (self.now_s < T0 + 2.25 * HOUR_S)
+
+    run(history, service, Ahead(2.2 * HOUR_S, 4 * HOUR_S))
+    assert max(row[s.END_US] for row in known(service).values()) == (T0 + 4 * HOUR_S - 300) * US
+    assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
+
+
 def test_a_start_after_an_outage_of_the_cluster_folds_from_its_last_windows_on(
     history: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
