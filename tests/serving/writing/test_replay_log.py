@@ -290,12 +290,13 @@ def test_a_restart_before_this_machines_time_is_set_forgets_no_task(
     monkeypatch.setattr(Service, "now_us", 1_000 * W)
     service = start(**unix)
     service.told({"task": 1, "at": 999}, {"task": 2, "at": 999})
+    service.facts({"task": 3, "limit": 1.0})  # it has no window that says when it was there
     monkeypatch.setattr(Service, "now_us", W)  # the machine has no clock of its own
     after = crashed(service, start, **unix)
     monkeypatch.setattr(Service, "now_us", 1_001 * W)
     after.told({"task": 1, "at": 1_000})
     assert after.tracker.expired().tolist() == []
-    assert after.tracker.names()[:, 0].tolist() == [1, 2]
+    assert after.tracker.names()[:, 0].tolist() == [1, 2, 3]
 
 
 def follow_some(service: Service, slots: range) -> None:
