@@ -81,8 +81,10 @@ class CellClock:
 
         A clock of the windows runs on when no more of them arrive, so that the last ones become stale.
         """
+        if self._unix and self._read_us >= 0:  # the last window is no time to come, also where this machine's is behind
+            return min(self._read_us, max(self._now_us(), self.latest_us))
         if self._unix:
-            return self._now_us() if self._read_us < 0 else min(self._read_us, self._now_us())
+            return self._now_us()
         return -1 if self.latest_us < 0 else self.latest_us + int((self._passed_s() - self._moved_s) * _US)
 
     @property

@@ -180,20 +180,22 @@ def feed(
         one = Feed(config, service, folder, say)
         # a wrong token or margin is refused before anything is sent
         service.cell_table(CellQuery(margin=config.margin, tasks=[TaskName(collection_id=0)]))
-        with shown(one.metrics, config.listen):
-            extend_history(config.access, folder, now_s=now(), progress=progress)
+        with shown(one.metrics, config.listen), Server(config.access) as server:
+            history = History.known(folder)
+            reader = LiveReader(server, config.access, history, now())
+            # not beyond the samples: the clock may be wrong, and what is fetched stays
+            now_s = now() if reader.scraped(int(now())) else history.range_s[1]
+            extend_history(config.access, folder, now_s=now_s, progress=progress)
             shorten_history(folder, config.keep_days)
-            with Server(config.access) as server:
-                reader = LiveReader(server, config.access, History.open(folder))
-                while True:
-                    try:
-                        at_s = _send_history(one, progress, now=now, sleep=sleep)
-                        _follow(one, reader, at_s, now=now, sleep=sleep)
-                    except AgainError as error:
-                        say(f"{error}; starting again from the history in {_AGAIN_S:.0f} s")
-                        sleep(_AGAIN_S)
-                    else:
-                        return one.report
+            while True:
+                try:
+                    at_s = _send_history(one, progress, now=now, sleep=sleep)
+                    _follow(one, reader, at_s, now=now, sleep=sleep)
+                except AgainError as error:
+                    say(f"{error}; starting again from the history in {_AGAIN_S:.0f} s")
+                    sleep(_AGAIN_S)
+                else:
+                    return one.report
 
 
 class AgainError(Exception):

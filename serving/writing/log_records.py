@@ -60,11 +60,11 @@ def read_windows(payload: memoryview) -> Windows:
     return out
 
 
-def write_facts(facts: FactRows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
-    """Return facts as bytes, with the time when they came."""
+def write_facts(facts: FactRows, heard_us: int = UNKNOWN_ID, clock_us: int = UNKNOWN_ID) -> pa.Buffer:
+    """Return facts as bytes, with the time when they came, and the latest time of the cell's clock when they did."""
     table = pa.table({name: values for name, values in facts.columns.items()})
     estimation = pa.table({"collection": list(facts.estimation), "estimation": list(facts.estimation.values())})
-    about = {_COLLECTION: write_table(estimation).to_pybytes(), _HEARD_US: str(heard_us)}
+    about = {_COLLECTION: write_table(estimation).to_pybytes(), _HEARD_US: str(heard_us), _CLOCK_US: str(clock_us)}
     return write_table(table.replace_schema_metadata(about))
 
 

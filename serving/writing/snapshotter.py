@@ -117,7 +117,7 @@ class Snapshotter:
         began = time.monotonic()
         try:
             self._store.save(mark, arrays, facts_of(self.settings))
-        except StoreError as error:
+        except (MemoryError, StoreError) as error:
             self._put_off(error)
             return
         self.saved_at, self.save_s = time.time(), time.monotonic() - began

@@ -330,7 +330,8 @@ class Writer:
         self._make_room(facts)
         if self._store is not None:
             try:
-                self._store.append(log_records.FACTS, log_records.write_facts(kept, present_us))
+                record = log_records.write_facts(kept, present_us, self._tracker.clock.latest_us)
+                self._store.append(log_records.FACTS, record)
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error

@@ -247,7 +247,7 @@ def _fetch(
             transport = made.transport
         else:
             transport = choose(client, metrics[0], start_s, end_s, config.transport)
-        without = external_labels(client, metrics[0], transport, start_s, end_s)
+        without = external_labels(client, metrics[0], transport, start_s, end_s, now_s)
         if len(left) < len(starts):
             last = piece_path(out, max(set(starts).difference(left)))
             _check_same(client, metrics[0], transport, last, without, now_s)

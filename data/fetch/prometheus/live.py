@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.prometheus.client import Access, Client
-from reclaim.data.fetch.prometheus.job import config_of, metrics_of
+from reclaim.data.fetch.prometheus.job import LATE_S, config_of, metrics_of
 from reclaim.data.fetch.prometheus.probe import LARGEST_PIECE, choose, too_large
 from reclaim.data.fetch.prometheus.reading import external_labels, read_series
 from reclaim.data.fetch.prometheus.transports import held
@@ -20,6 +20,8 @@ class LiveReader:
         Open connection to the server of the history.
     access : Access
     history : History
+    now_s : float or None
+        Seconds of Unix time, where samples of now are read.
 
     Raises
     ------
@@ -29,14 +31,19 @@ class LiveReader:
         It fails.
     """
 
-    def __init__(self, client: Client, access: Access, history: History) -> None:
+    def __init__(self, client: Client, access: Access, history: History, now_s: float | None = None) -> None:
         config = config_of(history, access)
         start_s, end_s = history.range_s
         self._client, self._metrics = client, metrics_of(history.dialect, config)
         found = choose(client, self._metrics[0], start_s, end_s, config.transport)
-        self._without = external_labels(client, self._metrics[0], found, start_s, end_s)
+        self._without = external_labels(client, self._metrics[0], found, start_s, end_s, now_s)
         # a chunk is up to an hour long, and only a few minutes are wanted
         self._transport = "samples" if found == "chunks" else found
+
+    def scraped(self, now_s: int) -> bool:
+        """Return whether there is usage of the ten minutes before a time, seconds of Unix time; raises as ``read``."""
+        range_ms = (now_s - LATE_S) * 1000, now_s * 1000
+        return bool(read_series(self._client, self._metrics[0], self._transport, *range_ms, without=self._without))
 
     def read(self, start_s: int, end_s: int) -> dict[str, list[RawSeries]]:
         """Return the series by role in [start, end), in seconds of Unix time, as ``read_piece`` does.

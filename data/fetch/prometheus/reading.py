@@ -53,15 +53,19 @@ def read_series(
     return joined(rows, start_ms, end_ms)
 
 
-def external_labels(client: Client, metric: Metric, transport: str, start_s: int, end_s: int) -> Labels:
+def external_labels(
+    client: Client, metric: Metric, transport: str, start_s: int, end_s: int, now_s: float | None = None
+) -> Labels:
     """Return the labels that remote read adds to every series and a query does not: those of the server itself.
 
-    They are read off the first of a few minutes of the range that has series.
+    They are read off the first of a few minutes of the range that has series, or of the last minute, where ``now_s`` is
+    given: a server that lost its data may have no other.
     """
     if transport not in REMOTE_READ:
         return frozenset()
-    for share in _PLACES:
-        past_ms = round(start_s + share * (end_s - start_s)) * 1000
+    moments_s = [start_s + share * (end_s - start_s) for share in _PLACES] + ([] if now_s is None else [now_s])
+    for moment_s in moments_s:
+        past_ms = round(moment_s) * 1000
         rows = _read(client, metric, transport, past_ms - SHORTEST_READ_S * 1000, past_ms)
         if rows:
             plain = _read(client, metric, "query", past_ms - SHORTEST_READ_S * 1000, past_ms)

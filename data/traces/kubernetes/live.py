@@ -61,8 +61,8 @@ class LiveFold:
         self.dialect = dialect
         self._owners = Owners(dialect)
         self._fold = Fold(dialect, self._owners)
-        self._gone: dict[TaskKey, int] = {}
-        self._ahead: list[tuple[TaskKey, int, bool | None]] = []  # failures that lie in a slot to come
+        self._gone: dict[TaskKey, int] = {}  # tasks whose end was given, and when they were last seen
+        self._ahead: list[tuple[TaskKey, int, bool | None]] = []  # failures of a slot to come, or of one that is gone
 
     def take(self, series: dict[str, list[RawSeries]], start_us: int, end_us: int) -> list[Slot]:
         """Return the slots of a range; samples after it give facts, starts and ends of tasks.
@@ -80,20 +80,24 @@ class LiveFold:
         given = part | {role: series.get(role, []) for role in _LATER}
         windows, events = self._fold.piece(given, start_us, end_us, later=series)
         tasks = self.tasks()
+        gone = self._gone = {
+            key: seen_us for key, seen_us in self._gone.items() if key in tasks and tasks[key].seen_us == seen_us
+        }
         ended = [(key, seen_us) for key, seen_us in before.items() if key not in tasks]  # their owner is known now
         ended += self._ended(tasks)
         self._fold.forget(end_us - _KEPT_US)
         ends = pc.multiply(pc.divide(pc.add(windows[s.END_US], WINDOW_US - 1), WINDOW_US), WINDOW_US)
         failures = [
-            *self._ahead,
+            *(failure for failure in self._ahead if failure[0] in tasks),
             *(((event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]), event[s.TIME_US], event[s.OUT_OF_MEMORY])
               for event in events if event[s.EVENT_TYPE] == s.EventType.FAIL),
         ]  # fmt: skip
-        self._ahead = [failure for failure in failures if failure[1] > end_us]
+        # a failure that is recorded after the end would make a task without a window: it waits for the next run
+        self._ahead = [failure for failure in failures if failure[0] in gone or failure[1] > end_us]
         slots = []
         for slot_us in range(start_us + WINDOW_US, end_us + WINDOW_US, WINDOW_US):
             since_us = 0 if slot_us == start_us + WINDOW_US else slot_us - WINDOW_US
-            failed = [failure for failure in failures if since_us < failure[1] <= slot_us]
+            failed = [of for of in failures if of[0] not in gone and since_us < of[1] <= slot_us]
             last = slot_us == end_us
             slots.append(Slot(slot_us, windows.filter(pc.equal(ends, slot_us)), failed, ended if last else []))
         return slots
@@ -126,5 +130,5 @@ class LiveFold:
             if last_us[task.key.cluster] - task.seen_us > GONE_US and over(task)
         }
         fresh = [(key, seen_us) for key, seen_us in gone.items() if self._gone.get(key) != seen_us]
-        self._gone = gone
+        self._gone = self._gone | gone
         return fresh

@@ -109,6 +109,7 @@ class Owners:
 
     def add(self, piece: dict[str, list[RawSeries]]) -> None:
         """Add the facts of a later piece."""
+        on: dict[PodKey, dict[str, list[RawSeries]]] = {}
         for role in ROLES:
             for series in piece.get(role, ()):
                 of = series.named
@@ -141,8 +142,11 @@ class Owners:
                     facts.owner_said = True
                     facts.listed_ms = max(facts.listed_ms, at_ms)
                 if role == "pod" and (node := self.dialect.named(of, "node")):
-                    _insert_node(facts.nodes, int(series.time_ms[0]), node)
+                    on.setdefault((cluster, namespace, pod), {}).setdefault(node, []).append(series)
                 _add(facts, role, of, float(series.value[-1]))
+        for key, by_node in on.items():
+            for from_ms, node in _stays(by_node):
+                _insert_node(self.pods[key].nodes, from_ms, node)
 
     def keep(self, pods: Set[PodKey]) -> None:
         """Forget all pods but these, the sets and jobs that own none of them, and scalers that are gone."""
@@ -211,6 +215,14 @@ class Owners:
     def _still(self, cluster: str, at_ms: int) -> bool:
         """Return whether what was last reported at a time still holds at the end of the history."""
         return bool(at_ms) and at_ms >= self.last_ms[cluster] - GONE_MS
+
+
+def _stays(by_node: dict[str, list[RawSeries]]) -> list[tuple[int, str]]:
+    """Return the times from which a pod is listed on a node, by time; one that comes again may be on an earlier one."""
+    if len(by_node) == 1:
+        return [(min(int(one.time_ms[0]) for one in series), node) for node, series in by_node.items()]
+    listed = sorted((at, node) for node, series in by_node.items() for one in series for at in one.time_ms.tolist())
+    return [first for first, before in zip(listed, [(0, ""), *listed], strict=False) if first[1] != before[1]]
 
 
 def _insert_node(nodes: list[tuple[int, str]], from_ms: int, node: str) -> None:

@@ -21,9 +21,11 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import locked
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus.client import Access
+from reclaim.data.fetch.prometheus.client import Client as Server
 from reclaim.data.fetch.prometheus.job import shorten_history
+from reclaim.data.fetch.prometheus.transports import TRANSPORTS, read_query
 from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.data.traces.dialect import parse_dialect
+from reclaim.data.traces.dialect import Metric, parse_dialect
 from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold
@@ -400,6 +402,17 @@ def test_a_clock_that_was_ahead_for_a_while_costs_no_window(history: Path, servi
     assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
 
 
+def test_a_clock_that_was_ahead_at_the_start_costs_no_window_either(history: Path, service: str) -> None:
+    class Ahead(Moment):
+        def now(self) -> float:
+            """Return the time, ten hours ahead until it is set right."""
+            return self.now_s + 36_000 * (self.now_s < T0 + 2.25 * HOUR_S)
+
+    run(history, service, Ahead(2.2 * HOUR_S, 4 * HOUR_S))
+    assert max(row[s.END_US] for row in known(service).values()) == (T0 + 4 * HOUR_S - 300) * US
+    assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
+
+
 def test_a_start_after_an_outage_of_the_cluster_folds_from_its_last_windows_on(
     history: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +537,35 @@ def test_a_history_goes_on_with_a_gap_where_the_prometheus_lost_its_data_and_wit
     fetched = read_piece(list(opened.pieces())[-1])
     assert bool(fetched) == (lost_s < 4 * HOUR_S)
     assert len(known(service)) == 2  # the two that are there since the beginning
+
+
+@pytest.mark.parametrize(("lost_s", "since_s", "pieces"), [
+    (2.15 * HOUR_S, 2.2 * HOUR_S, 1), (2.5 * HOUR_S, 4.2 * HOUR_S, 2), (4 * HOUR_S, 4.2 * HOUR_S, 2),
+])  # fmt: skip
+def test_labels_that_remote_read_adds_are_left_out_also_where_the_prometheus_has_lost_all_but_the_last_minutes(
+    lost_s: float, since_s: float, pieces: int, history: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the labels of the server itself, no series would be one of the history, as of another cluster."""
+
+    def added(client: Server, metric: Metric, start_ms: int, end_ms: int) -> list[RawSeries]:
+        found = read_query(client, metric, start_ms, end_ms)
+        return [replace(row, labels=tuple(sorted({**row.named, "region": "eu"}.items()))) for row in found]
+
+    monkeypatch.setitem(TRANSPORTS, "samples", added)
+    take, came = LiveFold.take, list[RawSeries]()
+
+    def taken(self: LiveFold, series: Piece, *range_us: int) -> Any:
+        came.extend(row for rows in series.values() for row in rows)
+        return take(self, series, *range_us)
+
+    monkeypatch.setattr(LiveFold, "take", taken)
+    left = cut(SERIES, round((T0 + lost_s) * 1000), (T0 + 9 * HOUR_S) * 1000)
+    run(history, service, Moment(since_s, since_s + HOUR_S / 2), series=left)
+    opened = History.open(history)
+    assert opened.range_s == (T0, T0 + pieces * PIECE_S)
+    came += [row for path in opened.pieces() for rows in read_piece(path).values() for row in rows]
+    assert came
+    assert not any("region" in row.named for row in came)
 
 
 def test_with_once_it_ends_when_the_service_knows_all_and_sends_the_last_slot_alone_the_next_time(

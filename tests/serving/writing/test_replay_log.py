@@ -255,6 +255,22 @@ def test_a_task_that_was_ahead_by_itself_does_not_move_the_clock_after_a_crash_u
     assert after.tracker.clock_us == service.tracker.clock_us == W
 
 
+def test_facts_that_came_after_refused_windows_had_moved_the_clock_of_a_trace_are_not_older_after_a_restart(
+    start: Callable[..., Service],
+) -> None:
+    """Of a window whose run begins after it nothing is taken, but it says what time its task has."""
+    service = start()
+    service.told(*({"task": task} for task in range(10)))
+    later = [{"task": task, "at": 2_000, "scheduled_us": 3_000 * W} for task in range(10)]
+    assert service.told(*later).refused == {"run_to_come": 10}
+    assert service.tracker.clock.latest_us == 2_001 * W
+    service.facts({"task": 11, "limit": 1.0})
+    after = crashed(service, start)
+    assert after.tracker.clock.latest_us == 2_001 * W
+    heard_us = [of.tracker.look(np.array([[11, 0]])).task["heard_us"].tolist() for of in (service, after)]
+    assert heard_us == [[2_001 * W]] * 2
+
+
 def test_a_restart_is_no_news_of_a_task(start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
     hour_us = 12 * W
     unix: dict[str, Any] = {"clock": "unix", "forget_s": 86_400.0}
@@ -290,12 +306,13 @@ def test_a_restart_before_this_machines_time_is_set_forgets_no_task(
     monkeypatch.setattr(Service, "now_us", 1_000 * W)
     service = start(**unix)
     service.told({"task": 1, "at": 999}, {"task": 2, "at": 999})
+    service.facts({"task": 3, "limit": 1.0})  # it has no window that says when it was there
     monkeypatch.setattr(Service, "now_us", W)  # the machine has no clock of its own
     after = crashed(service, start, **unix)
     monkeypatch.setattr(Service, "now_us", 1_001 * W)
     after.told({"task": 1, "at": 1_000})
     assert after.tracker.expired().tolist() == []
-    assert after.tracker.names()[:, 0].tolist() == [1, 2]
+    assert after.tracker.names()[:, 0].tolist() == [1, 2, 3]
 
 
 def follow_some(service: Service, slots: range) -> None:

@@ -141,6 +141,27 @@ def test_without_memory_for_the_copies_there_is_no_snapshot_now_and_another_try_
     assert saved(store, tmp_path)["few"].tolist() == [0, 1, 2]
 
 
+def test_a_snapshot_that_lacks_memory_while_it_is_saved_is_reported_and_tried_again_later(
+    store: Store, memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*_: object) -> Any:
+        raise MemoryError("none left")
+
+    made = make(store, memory)
+    check(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", none)
+        check(made)
+    assert "no snapshot: none left" in caplog.text
+    check(made)
+    assert made._buffer is None  # not at once
+    made._again_at = 0.0
+    check(made)
+    check(made)
+    made.close()
+    assert has_saved(made)
+
+
 def test_the_writer_is_woken_when_the_buffer_is_ready_and_when_the_snapshot_is_saved(
     store: Store, memory: Memory
 ) -> None:

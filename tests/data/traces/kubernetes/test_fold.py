@@ -255,6 +255,22 @@ def test_a_pod_whose_usage_names_no_node_is_where_its_listing_says_at_the_time(m
     assert [task.place_at(task.seen_us) for task in made.tasks.values()] == ["b"]
 
 
+@pytest.mark.parametrize("uids", ["1234", "1111"])
+def test_a_pod_that_comes_again_on_an_earlier_node_within_a_piece_is_there_again(uids: str) -> None:
+    """Each pod of the name has a listing of its own, or those of one node share a series that names no uid."""
+    runs = [("a", 0, 2400), ("b", 2700, 3900), ("a", 4200, 5400), ("b", 5700, PIECE_S)]
+    listed: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (node, low_s, high_s), uid in zip(runs, uids, strict=True):
+        listed.setdefault((node, uid), []).extend(beat(low_s, high_s))
+    rows, _, _ = fold({
+        "cpu": [one(APP | {"id": f"/{k}"}, counter(low, high, 1.0)) for k, (_, low, high) in enumerate(runs)],
+        "pod": [one(POD | {"node": node, "uid": uid}, samples) for (node, uid), samples in sorted(listed.items())],
+    })  # fmt: skip
+    for node, low_s, high_s in runs:
+        there = {row[s.MACHINE_ID] for row in rows if low_s <= row[s.START_US] / US - T0 < high_s}
+        assert there == {machine_id(node)}
+
+
 def test_a_pod_whose_node_nothing_names_is_where_it_is_scraped() -> None:
     (row, *_), _, _ = fold({"cpu": [one(APP | {"instance": "10.0.0.7:10250"}, counter(0, PIECE_S, 1.0))]})
     assert row[s.MACHINE_ID] == machine_id("10.0.0.7:10250")

@@ -325,6 +325,24 @@ def test_a_container_has_ended_when_others_of_its_pod_go_on_without_it() -> None
     assert ends(series) == [(1500 / 3600, 600 / 3600)]
 
 
+@pytest.mark.parametrize("step_s", [SLOT_S, 1800])
+def test_a_failure_that_is_recorded_after_the_end_of_its_task_is_given_with_the_next_run_alone(step_s: int) -> None:
+    """The exporter is silent while the container is killed, and until other containers of its pod have gone on."""
+    side = {**APP, "container": "side"}
+    killed = together(
+        pod(POD["pod"], 0, 27 * HOUR_S, cores=1.0),
+        {"cpu": [one(side, counter(0, 600, 1.0))], "memory": [one(side, beat(0, 600, 1e9))]},
+        {"terminated": [one({**side, "uid": "1", "reason": "OOMKilled"}, beat(3000, 5000))]},
+    )
+    slots = live(killed, 27 * 3600, step_s)  # it is forgotten after a day
+    assert [at_us / US - T0 for slot in slots for _, at_us in slot.ended] == [600]
+    assert not any(slot.failed for slot in slots)
+    again = {"cpu": [one(side, counter(5410, 7200, 1.0))], "memory": [one(side, beat(5410, 7200, 1e9))]}
+    slots = live(together(killed, again), 7200, step_s)
+    failed = [(slot.end_us / US - T0, at_us / US - T0, oom) for slot in slots for _, at_us, oom in slot.failed]
+    assert failed == [(5700, 3000, True)]  # before the first window of the next run
+
+
 def test_of_a_series_that_is_there_twice_one_counts_slot_by_slot() -> None:
     """The sum of both would be its usage; a copy that a second scrape job began to make restarts nothing."""
     alone = pod(POD["pod"], 0, 3000, cores=1.0)
