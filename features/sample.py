@@ -48,19 +48,24 @@ class SampleConfig:
 
 
 class RowCounts(NamedTuple):
-    """Rows that may be kept: of training by tier and age, int64 (n_tiers, n_ages), of validation, of the test."""
+    """Rows that may be kept: of training by tier and age, int64 (n_tiers, n_ages), of validation, of the test.
+
+    ``least`` is the least number that is drawn for a validation row, from 0 to 1; 1 without any.
+    """
 
     train: NDArray[np.int64]
     valid: int
     test: int
+    least: float
 
     @classmethod
     def of(cls, windows: Windows, period: NDArray[np.uint8], group: NDArray[np.uint8]) -> RowCounts:
         """Count the rows of whole tasks; ``period`` and ``group`` as in ``splits``, shape (n,)."""
         used, stratum = _used(period, group), _strata(windows)
         train = np.bincount(stratum[used & (period == TRAIN)], minlength=len(TIER_LABELS) * len(AGES))
-        valid, test = (int((used & (period == one)).sum()) for one in (VALID, TEST))
-        return cls(train.reshape(len(TIER_LABELS), len(AGES)).astype(np.int64), valid, test)
+        valid, test = (np.flatnonzero(used & (period == one)) for one in (VALID, TEST))
+        least = float(_drawn(_OF_VALID, valid, *machine_or_task(windows)).min(initial=1.0))
+        return cls(train.reshape(len(TIER_LABELS), len(AGES)).astype(np.int64), len(valid), len(test), least)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,10 @@ class Shares:
 
     @classmethod
     def within(cls, counts: list[RowCounts], config: SampleConfig) -> Shares:
-        """Return those that keep about as many rows as configured, given the counts of all parts of a dataset."""
+        """Return those that keep about as many rows as configured, given the counts of all parts of a dataset.
+
+        Of the machines of the validation rows one is kept at least: of few machines none may be drawn.
+        """
         train = np.sum([c.train for c in counts], axis=0)
         wanted = train.astype(np.float64)
         if train.sum() > config.train:
@@ -90,7 +98,9 @@ class Shares:
             wanted = alike + (config.train - alike.sum()) * rest / rest.sum()
         of_train = np.where(train > 0, wanted / np.maximum(train, 1), 1.0)
         valid, test = sum(c.valid for c in counts), sum(c.test for c in counts)
-        return cls(of_train, min(config.valid / max(valid, 1), 1.0), min(config.test / max(test, 1), 1.0))
+        one_machine = float(np.nextafter(min(c.least for c in counts), 2.0))
+        of_valid = min(max(config.valid / max(valid, 1), one_machine), 1.0)
+        return cls(of_train, of_valid, min(config.test / max(test, 1), 1.0))
 
     def choose(
         self, windows: Windows, period: NDArray[np.uint8], group: NDArray[np.uint8], oom: NDArray[np.float32]

@@ -305,7 +305,7 @@ def test_a_trace_of_less_than_four_hours_or_without_windows_is_refused() -> None
 def test_rows_are_counted_first_where_those_of_any_period_may_be_too_many(n: int, *, counted: bool) -> None:
     def each(*_: object) -> Iterator[RowCounts]:
         assert counted
-        yield RowCounts(np.zeros((len(TIER_LABELS), len(AGES)), np.int64), 400, 25)
+        yield RowCounts(np.zeros((len(TIER_LABELS), len(AGES)), np.int64), 400, 25, 0.0)
 
     folding: Any = SimpleNamespace(dataset=SimpleNamespace(n_buckets=1))
     pool: Any = SimpleNamespace(each=each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_training_rows_are_drawn_each_by_itself_and_not_by_task_nor_by_time(wind
 def test_half_of_the_training_rows_go_to_all_tiers_and_ages_alike_and_half_by_how_many_more_each_has() -> None:
     train = np.zeros((len(TIER_LABELS), len(AGES)), np.int64)
     train[0, 0], train[1, 2] = 1_000, 100
-    share = Shares.within([RowCounts(train, 0, 0)], SampleConfig(train=220)).train
+    share = Shares.within([RowCounts(train, 0, 0, 1.0)], SampleConfig(train=220)).train
     # 55 of each; of 110 more 945/990 and 45/990: 160 of 1,000 and 60 of 100
     assert (share[0, 0], share[1, 2]) == (pytest.approx(0.16), pytest.approx(0.6))
     assert (share[train == 0] == 1).all()
@@ -168,6 +169,26 @@ def test_the_share_of_the_validation_and_of_the_test_is_that_of_all_parts_togeth
         ]
         shares = Shares.within(counts, config)
         assert (shares.valid, shares.test) == pytest.approx((1_000 / n, 1.0) if period == VALID else (1.0, 1_000 / n))
+
+
+@settings(max_examples=30, deadline=None)
+@given(machines=st.integers(1, 5), first=st.integers(0, 1_000), wanted=st.integers(1, 200))
+def test_however_few_the_machines_one_is_kept_of_the_validation(
+    machines: int, first: int, wanted: int, windows: Windows
+) -> None:
+    few = replace(windows, machine_id=first + windows.machine_id % machines)
+    of = everywhere(VALID, len(few))
+    halves = [
+        RowCounts.of(few.take(part), *(a[part] for a in of[:2])) for part in (slice(0, 4_000), slice(4_000, None))
+    ]
+    shares = Shares.within(halves, SampleConfig(valid=wanted))
+    kept = np.unique(few.machine_id[shares.choose(few, *of)[0]])
+    assert len(kept) >= 1
+    by_share = Shares(shares.train, wanted / len(few), 1.0).choose(few, *of)[0]
+    if len(by_share):  # otherwise nothing changes
+        assert kept.tolist() == np.unique(few.machine_id[by_share]).tolist()
+    else:
+        assert len(kept) == 1
 
 
 def test_a_sample_of_nothing_is_refused() -> None:
