@@ -216,6 +216,11 @@ def _send_history(
     _patiently(one, begin, sleep)
     end_s = history.range_s[1]
     said_s = now()
+    if end_s > said_s + SLOT_S:
+        one.say(
+            f"{one.folder} ends at {_moment(end_s)}, which is still to come: no usage is sent until then. If it was "
+            "fetched while a clock was ahead, move it away and fetch it again"
+        )
     if at_s < end_s:
         one.say(f"sending the history from {_moment(at_s)} to {_moment(end_s)}")
     left = [(start_s, path) for start_s, path in zip(history.starts_s(), history.pieces(), strict=True)

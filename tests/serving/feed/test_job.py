@@ -413,6 +413,17 @@ def test_a_clock_that_was_ahead_at_the_start_costs_no_window_either(history: Pat
     assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
 
 
+def test_a_history_that_ends_in_time_to_come_is_named_with_what_to_do(history: Path, service: str) -> None:
+    said: list[str] = []
+    run(history, service, Moment(HOUR_S, 1.5 * HOUR_S), said=said)
+    (line,) = [line for line in said if "still to come" in line]
+    assert line.startswith(f"{history} ends at {datetime.fromtimestamp(T0 + PIECE_S, UTC):%Y-%m-%d %H:%M} UTC")
+    assert "move it away and fetch it again" in line
+    said.clear()
+    run(history, service, Moment(2 * HOUR_S, 2.2 * HOUR_S), said=said)
+    assert not any("still to come" in line for line in said)
+
+
 def test_a_start_after_an_outage_of_the_cluster_folds_from_its_last_windows_on(
     history: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
