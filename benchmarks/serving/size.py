@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ _PARTS = {
     "scores: sums of machines": "tracker._scores.shares",
     "scores: quantiles, out-of-memory probability": ("tracker._scores.quantiles", "tracker._scores.oom"),
     "answers whose outcome moves prices": "tracker._following._online._tasks",
-    "answers whose outcome moves margins of machines": "tracker._following._machines._tasks",
+    "answers whose outcome moves margins of machines": "tracker._following._machines.3600._tasks",
+    "the same a day ahead": "tracker._following._machines.86400._tasks",
     "answer whose quality is measured": "watch._served.quality",
     "name, and its table": ("tracker._slots", "tracker.clock.claims"),
 }
-"""Part of a task's memory → attributes of the runtime whose arrays it is."""
+"""Part of a task's memory → attributes of the runtime, or keys of a mapping, whose arrays it is."""
 
 
 def parts_of(model: str) -> dict[str, int]:
@@ -189,7 +191,7 @@ def _answered(caller: Caller, sent: bytes) -> bytes:
 
 def _attribute(thing: object, path: str) -> object:
     for name in path.split("."):
-        thing = getattr(thing, name)
+        thing = thing[int(name)] if isinstance(thing, Mapping) else getattr(thing, name)
     return thing
 
 
