@@ -19,6 +19,7 @@ from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import sums_of
 from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.cell import machine_peaks
+from reclaim.serving.cell.following import Following
 from reclaim.serving.cell.machine_peaks import MachineMargins
 from reclaim.serving.cell.task_record import key_of
 from reclaim.serving.settings import ServingSettings
@@ -28,7 +29,7 @@ from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
-from reclaim.training.machines.following import follow_all, times_of
+from reclaim.training.machines.following import AT_ONCE, follow_all, times_of
 from reclaim.training.machines.snapshots import lay_out_cell
 from reclaim.training.machines.terms import S_BAND
 from reclaim.training.margins.violation import violates
@@ -89,6 +90,18 @@ def test_machines_are_followed_a_day_ahead_as_in_a_replay_to_the_bit(
     narrow: Bundle, parts: int, empty: int, inside: int
 ) -> None:
     compare_with_a_replay(narrow, history(tasks=12, slots=700), A_DAY, parts, empty, inside)
+
+
+def test_the_second_budget_holds_a_day_ahead_unless_it_is_switched_off(narrow: Bundle) -> None:
+    lowered = []
+    for at_once in (AT_ONCE, 1.0):
+        memory = Memory(SETTINGS, narrow)
+        memory.tracker.promote(memory.scorer, Following(memory.scorer, at_once=at_once))
+        for of_slot in slots_of(history(tasks=12, slots=400)):
+            memory.write(of_slot)
+        lowered.append(memory.tracker.prices.machines[A_DAY].lowered)
+    assert (lowered[0] < 1).any()
+    assert (lowered[1] == 1).all()
 
 
 def compare_with_a_replay(
