@@ -20,7 +20,7 @@ ROWS: Final = ("sample", "all")
 is folded again. ``all``: those of every row, 464 bytes each, for study."""
 
 SAMPLING: Final = 1
-"""Version of the choice of rows; raised by hand when other rows are chosen by the same settings."""
+"""Version of the choice of rows; raised by hand when other rows are chosen by the same settings, where any were."""
 _SHARED: Final = 0.5
 """Share of the training rows that is spread equally over tiers and ages, as far as each has rows; the rest is in
 proportion to the rows that are left."""

@@ -52,7 +52,7 @@ class MachineSums:
     margins : MachineMargins
         Of the moment; those of the fit where outcomes within the horizon are not counted.
     counted : bool
-        Whether they are.
+        Whether outcomes within the horizon are counted.
     machine : int64, shape (m,), ascending
     sums : float64, shape (m, n_resources, N_TERMS)
         Of the terms of its tasks, in the order of their slots.
@@ -241,15 +241,16 @@ def own_terms(known: Known, horizon_s: int | None = None) -> Floats:
     Over another horizon than that of the reservations, ``known`` has their features; RequestError where the model does
     not forecast over it.
     """
+    used = demand(known.last)
     if horizon_s in (None, known.scorer.horizon_s):
-        return terms_of(known.scores.shares, demand(known.last), known.task["granted"])
+        return terms_of(known.scores.shares, used, known.task["granted"])
     if horizon_s not in known.scorer.horizons_s:
         forecast = " or ".join(map(str, known.scorer.horizons_s))
         message = f"horizon_s: the model forecasts {forecast} s ahead, not {horizon_s}"
         raise RequestError(INVALID, "unknown_horizon", message, field="horizon_s")
     if known.x is None:  # no task is known
         return np.zeros((len(known.task), len(RESOURCES), N_TERMS))
-    return terms_of(known.scorer.shares_over(horizon_s, known.x, known.last), demand(known.last), known.last.limit)
+    return terms_of(known.scorer.shares_over(horizon_s, known.x, known.last), used, known.task["granted"])
 
 
 def count(known: Known, terms: Floats, settings: ServingSettings) -> NDArray[np.bool_]:

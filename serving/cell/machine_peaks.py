@@ -17,6 +17,7 @@ from reclaim.data.core.state import adopt, part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.registry import SLOT_S, SLOT_US
+from reclaim.serving.models.scorer import SCORED_AT_ONCE
 from reclaim.training.machines.following import AT_ONCE, LARGEST, LATE, OnlineMachines
 from reclaim.training.machines.terms import N_TERMS, unknown_shares, write_terms
 from reclaim.training.margins.violation import violates_in_kernel
@@ -34,8 +35,6 @@ KEPT_SLOTS: Final = 86_400 // SLOT_S
 """Slots without a window after which a machine's place, and its counts, may go to a new one."""
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
-_SCORED_AT_ONCE: Final = 32_768
-"""Tasks that are scored at once over another horizon: a forecast takes several kB a task while it is made."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class MachinePeaks:
         answered = taken.row >= 0
         of_row = np.full(len(slots), -1, np.int64)
         of_row[taken.row[answered]] = np.flatnonzero(answered)
-        counts = answered & (slots[taken.row] % self._online.step == 0)  # ``is_time``
+        counts = answered & self._online.is_time(slots[taken.row]) & (taken.windows.machine_id[taken.row] >= 0)
         shares = self._shares(taken, scores, np.flatnonzero(counts))
         if taken.opted_out.any():  # they keep their limit
             shares = shares.copy()
@@ -214,8 +213,8 @@ class MachinePeaks:
         if self.horizon_s == self._scorer.horizon_s:
             return scores.shares
         out = unknown_shares(len(taken.touched))
-        for low in range(0, len(rows), _SCORED_AT_ONCE):
-            some = rows[low : low + _SCORED_AT_ONCE]
+        for low in range(0, len(rows), SCORED_AT_ONCE):
+            some = rows[low : low + SCORED_AT_ONCE]
             out[some] = self._scorer.shares_over(self.horizon_s, taken.x[some], taken.last.take(some))
         return out
 

@@ -49,7 +49,7 @@ from reclaim.serving.cell.task_record import (
     machine_of,
 )
 from reclaim.serving.cell.views import Known
-from reclaim.serving.models.scorer import TASK_PARTS, Scores
+from reclaim.serving.models.scorer import SCORED_AT_ONCE, TASK_PARTS, Scores
 from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
-_SCORED_AT_ONCE: Final = 32_768
-"""Tasks that are scored at once for another model: a forecast takes several kB a task while it is made."""
 FORMAT: Final = 11
 """Version of the arrays of ``memory``."""
 
@@ -303,8 +301,8 @@ class Tracker:
     def _scored_by(self, scorer: Scorer) -> Scores:
         """Return the scores of all tasks."""
         scores, slots = scorer.nothing(0).room(len(self._tasks)), self._slots.all()
-        for low in range(0, len(slots), _SCORED_AT_ONCE):
-            slot = slots[low : low + _SCORED_AT_ONCE]
+        for low in range(0, len(slots), SCORED_AT_ONCE):
+            slot = slots[low : low + SCORED_AT_ONCE]
             scores.put(slot, scorer.nothing(len(slot)))
             slot = slot[self._tasks[s.END_US][slot] >= 0]
             if len(slot):

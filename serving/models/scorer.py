@@ -34,6 +34,8 @@ TASK_PARTS: Final = ("rises", "now", "quantiles", "oom")
 """Parts of ``Scores`` that answers about tasks rest on."""
 MACHINE_PARTS: Final = ("shares",)
 """Those that answers about machines rest on."""
+SCORED_AT_ONCE: Final = 32_768
+"""Tasks to score at once: a forecast takes several kB a task while it is made."""
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,8 @@ class OnlineMachines:
         recent &= self._state["day"] >= 0
         return self._state["at_once"][recent].max(axis=0) if recent.any() else np.full(self._state["log"].shape, np.nan)
 
-    def is_time(self, slot: int) -> bool:
-        """Return whether the answers of a slot count."""
+    def is_time(self, slot: Any) -> Any:
+        """Return whether the answers of a slot count; of each, for an array of slots."""
         return slot % self.step == 0
 
     def count(self, slot: int, judged: Ids, violated: Ids) -> None:

@@ -42,6 +42,8 @@ class Calibration:
         Share of rows that violate.
     violation_by_tier : mapping of margin name to mapping of ``groups.TIER_LABELS`` to tuple of float
         The same among the rows of each tier that has any; NaN for a resource of which fewer than ``TIER_ROWS`` count.
+    lost : mapping of margin name to tuple of float
+        Share of rows that violate at every setting, because the answer is nothing: above the budget, none keeps it.
     reclaimed : mapping of margin name to tuple of float
         Sum of (limit - reservation) over the sum of limits.
     rows : tuple of int
@@ -53,6 +55,7 @@ class Calibration:
     settings: Mapping[str, Setting]
     violation: Mapping[str, tuple[float, ...]]
     violation_by_tier: Mapping[str, Mapping[str, tuple[float, ...]]]
+    lost: Mapping[str, tuple[float, ...]]
     reclaimed: Mapping[str, tuple[float, ...]]
     rows: tuple[int, ...]
     notes: tuple[str, ...]
@@ -178,8 +181,10 @@ def calibrate(
     ]
     tier = tier_key(windows.tier)
     found: dict[str, NDArray[np.float64]] = {}
+    lost: dict[str, NDArray[np.float64]] = {}
     of_tiers: dict[str, NDArray[np.float64]] = {}
     for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
+        lost[name] = np.zeros(len(RESOURCES))
         found[name], of_tiers[name] = np.zeros(len(RESOURCES)), np.zeros((len(TIER_LABELS), len(RESOURCES)))
         score = answers.score(name, needed, windows.limit)
         for r, resource in enumerate(RESOURCES):
@@ -191,15 +196,15 @@ def calibrate(
                 continue
             known = rows[:, r]
             scores = np.maximum(score[known, r], answers.LOWEST)
-            lost = float((scores > answers.HIGHEST).mean())
+            lost[name][r] = (scores > answers.HIGHEST).mean()
             np.minimum(scores, answers.HIGHEST, out=scores)
             found[name][r] = _least(scores, budget)
             if by_tier:
                 of_tiers[name][:, r] = _of_tiers(scores, tier[known], budget)
-            if lost > budget:
+            if lost[name][r] > budget:
                 notes.append(
-                    f"{resource}, {name}: even the highest setting violates in {lost:.3%} of {n[r]} rows, above the "
-                    f"budget of {budget:.3%}"
+                    f"{resource}, {name}: even the highest setting violates in {lost[name][r]:.3%} of {n[r]} rows, "
+                    f"above the budget of {budget:.3%}"
                 )
             if n[r] * budget < 1:
                 notes.append(
@@ -212,10 +217,12 @@ def calibrate(
         settings = {name: replace(of, given=fixed) if isinstance(of, Price) else of for name, of in settings.items()}
     held = guarded_reservations(answers, windows, settings)
     counted = np.where(rows, windows.limit, np.nan)
+    lost["medium"] = np.maximum(lost["baseline"], lost["aggressive"])
     return Calibration(
         settings=settings,
         violation={k: tuple(violation_share(v, windows.limit, target).tolist()) for k, v in held.items()},
         violation_by_tier={k: _by_tier(v, windows, target, rows) for k, v in held.items()},
+        lost={k: tuple(v.tolist()) for k, v in lost.items()},
         reclaimed={k: tuple(reclaimed_share(v, counted).tolist()) for k, v in held.items()},
         rows=tuple(int(k) for k in n),
         notes=tuple(notes),
@@ -263,15 +270,19 @@ def _least(scores: NDArray[np.float64], budget: float) -> float:
 Key = TypeVar("Key")
 
 
-def choose_best(candidates: Mapping[Key, Calibration], margin: str, budget: float) -> list[Key]:
-    """Return, per resource, the candidate that reclaims most under a margin of those that keep the budget.
+def merit(lost: float, reclaimed: float, budget: float) -> tuple[float, float]:
+    """Return what is compared of settings to choose among them, the largest first.
 
-    A candidate does not keep it where its answer is nothing and more is needed: no margin helps there, and what it so
-    reclaims is no merit. Where none keeps it, the one that violates least. The first one of equals.
+    Settings that keep the budget come first, by what they reclaim; then those by which the fewest rows are ``lost``
+    (``Calibration``). What is reclaimed where answers are nothing is reclaimed by violating.
     """
+    return (-lost if lost > budget * (1 + 1e-12) else 0.0), -math.inf if math.isnan(reclaimed) else reclaimed
 
-    def merit(key: Key, r: int) -> tuple[float, float]:
-        violation = candidates[key].violation[margin][r]
-        return -violation if violation > budget * (1 + 1e-12) else 0.0, candidates[key].reclaimed[margin][r]
 
-    return [max(candidates, key=lambda key: merit(key, r)) for r in range(len(RESOURCES))]
+def choose_best(candidates: Mapping[Key, Calibration], margin: str, budget: float) -> list[Key]:
+    """Return, per resource, the candidate of the largest ``merit`` under a margin; the first one of equals."""
+    of = [
+        {key: merit(one.lost[margin][r], one.reclaimed[margin][r], budget) for key, one in candidates.items()}
+        for r in range(len(RESOURCES))
+    ]
+    return [max(candidates, key=merits.__getitem__) for merits in of]

@@ -21,7 +21,7 @@ class LiveReader:
     access : Access
     history : History
     now_s : float or None
-        Seconds of Unix time, where samples of now are read.
+        Current time, seconds of Unix time, where the server may have lost the samples of the history.
 
     Raises
     ------

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
+import numpy as np
+
 from reclaim.data import schema as s
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import RawSeries
@@ -221,8 +223,12 @@ def _stays(by_node: dict[str, list[RawSeries]]) -> list[tuple[int, str]]:
     """Return the times from which a pod is listed on a node, by time; one that comes again may be on an earlier one."""
     if len(by_node) == 1:
         return [(min(int(one.time_ms[0]) for one in series), node) for node, series in by_node.items()]
-    listed = sorted((at, node) for node, series in by_node.items() for one in series for at in one.time_ms.tolist())
-    return [first for first, before in zip(listed, [(0, ""), *listed], strict=False) if first[1] != before[1]]
+    listed = {node: np.concatenate([one.time_ms for one in series]) for node, series in by_node.items()}
+    at: dict[int, str] = {}
+    for node in sorted(listed, key=lambda node: (int(listed[node].min()), node)):
+        at |= dict.fromkeys(listed[node].tolist(), node)  # of two at a time the one that is listed since later
+    moments = sorted(at.items())
+    return [first for first, before in zip(moments, [(0, ""), *moments], strict=False) if first[1] != before[1]]
 
 
 def _insert_node(nodes: list[tuple[int, str]], from_ms: int, node: str) -> None:

@@ -260,7 +260,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         "settings": (
             "Those of an estimator without a model are chosen like the margins: per resource and budget, of a few "
             "candidates that include the published ones, what reclaims most of the validation rows under the margin "
-            "that keeps the budget there."
+            "that keeps the budget there, of those that can keep it."
             if config.tune
             else "Those of an estimator without a model are the published ones."
         ),
@@ -271,7 +271,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=18,
+    version=19,
     config=MarginsConfig,
     measure=measure,
     page=page,

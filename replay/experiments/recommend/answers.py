@@ -53,8 +53,9 @@ class Contender:
         Empty for a model.
     margin : tuple of float
         What a bare answer is multiplied with; the price of a violation for a model.
-    violation, reclaimed : tuple of float
-        Share of the validation rows that violate under it, and share of the limit that is reclaimed.
+    violation, lost, reclaimed : tuple of float
+        Share of the validation rows that violate under it, of those that violate under any, and of the limit that is
+        reclaimed.
     notes : tuple of str
         Where the budget could not be met.
     """
@@ -65,6 +66,7 @@ class Contender:
     settings: tuple[Settings, ...]
     margin: tuple[float, ...]
     violation: tuple[float, ...]
+    lost: tuple[float, ...]
     reclaimed: tuple[float, ...]
     notes: tuple[str, ...]
 
@@ -226,8 +228,8 @@ def _chosen(
         k: calibrate(of.take(held), windows, target, config.budgets, by_tier=config.by_tier, given=given)
         for k, of in enumerate(answers)
     }
-    most = [config.budgets.of(margin) or config.budgets.aggressive for margin in margins]
-    best = [choose_best(set_to, margin, most[r])[r] for r, margin in enumerate(margins)]
+    budgets = config.budgets.by_margin
+    best = [choose_best(set_to, margin, budgets[margin])[r] for r, margin in enumerate(margins)]
     asked = _as_windows(decisions.limit, decisions.tier)
     chosen = [(r, set_to[k], margins[r]) for r, k in enumerate(best)]
     columns = [answers[k].under(set_to[k].settings, margins[r], asked)[:, r] for r, k in enumerate(best)]
@@ -236,6 +238,7 @@ def _chosen(
         settings=() if kind == LEARNED else tuple(settings[k] for k in best),
         margin=tuple(_number_of(of, margin, r) for r, of, margin in chosen),
         violation=tuple(of.violation[margin][r] for r, of, margin in chosen),
+        lost=tuple(of.lost[margin][r] for r, of, margin in chosen),
         reclaimed=tuple(of.reclaimed[margin][r] for r, of, margin in chosen),
         notes=_notes(judged, [set_to[k] for k in best]),
     )  # fmt: skip

@@ -28,9 +28,9 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "answer is multiplied with a margin, or made at a price, found on the validation part: the least with which "
         f"{config.of_requests[0]:.2%} of its task-windows need more CPU than their request, "
         f"and {config.of_requests[1]:.2%} more memory.",
-        "the estimator that won": "Of each resource, the one that reclaims most of the limits on the validation part, "
-        "where what it does not know counts as the limit. Its settings were chosen there, too. The test part chooses "
-        "nothing.",
+        "the estimator that won": "Of each resource, of those that can keep the budget on the validation part, the one "
+        "that reclaims most of the limits there, where what it does not know counts as the limit. Its settings were "
+        "chosen there, too. The test part chooses nothing.",
         "violation": "Share of the task-windows of the test part in which a task needs more than its request: of CPU "
         "the 90th percentile within the window, of memory the largest usage, each at most the limit. It is the "
         f"back-test: the request of each workload set at the beginning of the test part and every {days} after, from "

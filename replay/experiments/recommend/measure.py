@@ -34,6 +34,7 @@ from reclaim.replay.experiments.recommend.series import (
 )
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.paired import Paired
+from reclaim.training.margins.calibrate import merit
 from reclaim.training.tracking.references import LOCAL_VERSION
 
 _TELLING: Final = 4
@@ -68,7 +69,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     on_valid, tested = (
         {name: judged.by_workload(request) for name, (request, _) in set_by.items()} for judged in (valid, test)
     )
-    winners = _winners(contenders)
+    winners = _winners(contenders, [config.budgets.by_margin[margin] for margin in config.margins])
     bootstrap = Bootstrap.of(config)
     chosen, rule = (
         np.stack([of[:, r] for r, of in enumerate(by_winner)], axis=1)
@@ -138,14 +139,17 @@ def _far_over_in_all(violation: Mapping[str, Mapping[str, Any]], config: Recomme
     return np.array(found)
 
 
-def _winners(contenders: Sequence[Contender]) -> list[Contender]:
-    """Return, per resource, the contender that reclaims most on the validation windows; the first of equals.
+def _winners(contenders: Sequence[Contender], budgets: Sequence[float]) -> list[Contender]:
+    """Return, per resource, the contender of the largest ``calibrate.merit`` on validation windows; the first of such.
 
-    All are under margins that keep the budget there, so more reclaimed is better without a second look. What a
-    contender does not know counts as the limit: an estimator that leaves requests as they are gains nothing by that.
+    What a contender does not know counts as the limit: an estimator that leaves requests as they are gains nothing by
+    that.
     """
-    reclaimed = np.array([one.reclaimed for one in contenders])
-    return [contenders[k] for k in np.argmax(np.where(np.isnan(reclaimed), -np.inf, reclaimed), axis=0)]
+    found = []
+    for r, budget in enumerate(budgets):
+        merits = [merit(one.lost[r], one.reclaimed[r], budget) for one in contenders]
+        found.append(contenders[merits.index(max(merits))])
+    return found
 
 
 def _of_contender(
@@ -201,7 +205,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=6,
+    version=7,
     config=RecommendConfig,
     measure=measure,
     page=page,

@@ -572,7 +572,7 @@ def test_another_model_scores_the_tasks_in_pieces_to_the_same_bits(
         return score(scorer, x, *rest, **more)
 
     monkeypatch.setattr(Scorer, "score", counted)
-    monkeypatch.setattr("reclaim.serving.cell.tracker._SCORED_AT_ONCE", 4)
+    monkeypatch.setattr("reclaim.serving.cell.tracker.SCORED_AT_ONCE", 4)
     pieced.tracker.promote(pieced.scorer)
     monkeypatch.undo()
     whole.tracker.promote(whole.scorer)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from importlib.resources import as_file, files
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from reclaim.features.groups import TIER_LABELS
+from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 from reclaim.serving.http.guard import PROBES
 from reclaim.serving.monitoring.metrics import OUTCOMES, PHASES, PROMOTIONS, RECORDINGS, ROLES, SHOWN, Metrics
@@ -38,7 +40,8 @@ SCRAPED = {"instance", "job"}
 VALUES = {
     "role": ROLES, "outcome": (*OUTCOMES, *PROMOTIONS, *RECORDINGS), "phase": PHASES, "margin": MARGIN_NAMES,
     "tier": TIER_LABELS, "level": [f"{level:g}" for level in QUANTILE_LEVELS], "part": ("memory", "log", "snapshot"),
-    "code": ("401", "429"), "status": ("2xx", "5xx"), "job": ("reclaim",), "endpoint": PROBES,
+    "horizon_s": tuple(map(str, HORIZONS_S)), "code": ("401", "429"),
+    "status": ("2xx", "5xx"), "job": ("reclaim",), "endpoint": PROBES,
 }  # fmt: skip
 
 
@@ -62,9 +65,11 @@ def test_every_metric_and_label_of_an_expression_exists(labels: dict[str, set[st
         names = set(re.findall(r"\b(?:reclaim|process)_\w+|\bup\b", expression))
         assert names, expression
         assert names <= set(labels), expression
-        there = set().union(*(labels[name] for name in names)) | SCRAPED
-        for grouped in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression):
-            assert {label.strip() for label in grouped.split(",") if label.strip()} <= there, expression
+        having = Counter(label for name in names for label in labels[name] - SCRAPED)
+        for word, grouped in re.findall(r"\b(by|on)\s*\(([^)]*)\)", expression):
+            grouped_by = {label.strip() for label in grouped.split(",") if label.strip()} - SCRAPED
+            fewest = min((having[label] for label in grouped_by), default=2)
+            assert fewest >= (2 if word == "on" else 1), expression  # both sides of a match have its labels
         for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
             for label, _, wanted in re.findall(r'(\w+)\s*(=~|!=|=|!~)\s*"([^"]*)"', matchers):
                 assert label in labels[name] | SCRAPED, expression

@@ -22,9 +22,11 @@ from reclaim.serving.monitoring.metrics import (
     Metrics,
     Shown,
     drift_shown,
+    machine_margins_shown,
     quality_shown,
 )
 from reclaim.serving.monitoring.quality import LiveQuality
+from reclaim.serving.wire.cell_schemas import MachineMargin
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
@@ -226,3 +228,20 @@ def test_nothing_is_lost_between_threads() -> None:
     labels = {"endpoint": "/v1/usage", "method": "POST", "status": "2xx"}
     assert _value(metrics, "request_duration_seconds_count", **labels) == 8_000
     assert _value(metrics, "windows_total", outcome="taken") == 24_000
+
+
+def test_outcomes_of_machines_are_told_apart_by_horizon_margin_and_resource() -> None:
+    of: dict[str, Any] = {
+        "margin": "medium", "resource": "cpu", "budget": 0.01, "lowered": 1.0, "at_once": 0.5, "most_at_once": None,
+    }  # fmt: skip
+    an_hour = MachineMargin(**of, horizon_s=3_600, asked=0.02, judged=10, violated=3, recent=0.05)
+    a_day = MachineMargin(**of, horizon_s=86_400, asked=0.005, judged=7, violated=2, recent=None)
+    hour, day = ("3600", "medium", "cpu"), ("86400", "medium", "cpu")
+    assert machine_margins_shown([an_hour, a_day]) == {
+        "machines_answers_total": {("3600", "cpu"): 10, ("86400", "cpu"): 7},
+        "machines_violations_total": {hour: 3, day: 2},
+        "machines_budget_spent_ratio": {hour: pytest.approx(5.0)},
+        "machines_asked_ratio": {hour: 2.0, day: 0.5},
+        "machines_at_once_ratio": {hour: 0.5, day: 0.5},
+        "machines_most_at_once_ratio": {},
+    }

@@ -42,7 +42,7 @@ N, H = 200, len(HORIZONS_S)
 
 def calibration(reclaimed: Mapping[str, tuple[float, ...]], settings: Mapping[str, Price] | None = None) -> Calibration:
     """Return a calibration of which only one part is looked at."""
-    return Calibration(settings or {}, {}, {}, reclaimed, (N, N), ())
+    return Calibration(settings or {}, {}, {}, {}, reclaimed, (N, N), ())
 
 
 def valid(mean_limit: tuple[float, float] = (1.0, 1.0)) -> HeldOut:

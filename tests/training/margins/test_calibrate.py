@@ -176,6 +176,19 @@ def test_a_candidate_that_no_margin_brings_within_the_budget_is_not_chosen_howev
     worse[:400] = 0.0
     made["kept"] = calibrate(_both(worse), _windows(1000), target)
     assert choose_best(made, "aggressive", 0.01) == ["idle", "idle"]  # 40 % violate for 30
+    assert made["kept"].lost["aggressive"] == made["kept"].lost["medium"] == (0.4, 0.4)
+
+
+def test_a_candidate_whose_small_tiers_violate_more_than_the_budget_is_chosen_by_what_it_reclaims() -> None:
+    """Tiers of too few rows have the setting of all: that is no answer of nothing."""
+    target, tier = np.full((20_000, 2), 0.5), np.zeros(20_000, np.int8)
+    answer = np.full((20_000, 2), 8.0)
+    tier[:150], answer[:150] = 1, 2.0
+    windows = replace(_windows(20_000), tier=tier)
+    more, less = (calibrate(_both(of), windows, target, by_tier=True) for of in (answer, np.full((20_000, 2), 9.0)))
+    more = replace(more, reclaimed={k: (v[0] + 0.5, v[1] + 0.5) for k, v in more.reclaimed.items()})
+    assert more.lost["aggressive"] == (0.0, 0.0)
+    assert choose_best({"less": less, "more": more}, "aggressive", 1e-4) == ["more", "more"]
 
 
 @pytest.mark.parametrize(("baseline", "aggressive"), [(0.0, 0.1), (0.2, 0.1), (0.1, 1.0)])

@@ -7,7 +7,7 @@ import pytest
 from reclaim.data import schema as s
 from reclaim.data.traces.kubernetes.owners import Owners, Workload, owners_of
 from reclaim.data.traces.series import task_id
-from tests.data.traces.kubernetes.histories import DIALECT, POD, one
+from tests.data.traces.kubernetes.histories import DIALECT, POD, T0, beat, one
 
 
 def owners(**roles: list[dict[str, str]]) -> Owners:
@@ -172,3 +172,13 @@ def test_a_scaler_or_a_target_that_is_deleted_holds_nothing_at_the_end() -> None
     assert held(7_200, 3_600, 7_200) == ("memory",)
     assert held(3_600, 3_600, 4_200) == ("cpu", "memory")  # ten minutes: a late scrape
     assert held(3_600, 3_600, 4_260) == ()
+
+
+def test_of_two_nodes_that_list_a_pod_at_a_time_the_later_one_has_it_however_often_the_piece_is_read() -> None:
+    """The first listing goes on for two minutes after the pod has left."""
+    piece = {"pod": [one(POD | {"node": "b"}, beat(0, 600)), one(POD | {"node": "a"}, beat(480, 1200))]}
+    found = Owners(DIALECT)
+    for _ in range(2):
+        found.add(piece)
+        ((_, facts),) = found.pods.items()
+        assert facts.nodes == [(T0 * 1000, "b"), ((T0 + 480) * 1000, "a")]

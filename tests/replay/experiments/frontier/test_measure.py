@@ -1,6 +1,7 @@
 """The frontier of a small cell: curves in order, contenders compared, the page and the figures of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,17 @@ def test_predictors_know_each_machine_since_the_dataset_begins(dataset: Path, mo
     windows = [source.dataset.windows(bucket) for bucket in range(source.features.n_buckets)]
     kept = np.flatnonzero(~np.concatenate([of.in_alloc for of in windows]))
     assert len(records) == len(RESOURCES)
-    for record in records:
+    half = replace(CONFIG, judged_rows=int(source.features.manifest["kept"]) // 4)
+    share = Share.within(source.features, half.judged_rows)
+    assert 0 < share.of_machines < 1
+    EXPERIMENT.measure(source, half)
+    assert records[-1].source_row.tolist() == Record.of(source.features, share).source_row.tolist()
+    assert len(records[-1].source_row) < len(records[0].source_row)
+    for record in records[:2]:
         assert record.source_row.tolist() == kept.tolist()
         np.testing.assert_array_equal(record.windows.end_us, np.concatenate([of.end_us for of in windows])[kept])
-    half, whole = Record.of(source.features, Share(0.5)), set(np.unique(records[0].windows.machine_id).tolist())
-    assert 0 < len(set(np.unique(half.windows.machine_id).tolist()) & whole) < len(whole)
+    some, whole = Record.of(source.features, Share(0.5)), set(np.unique(records[0].windows.machine_id).tolist())
+    assert 0 < len(set(np.unique(some.windows.machine_id).tolist()) & whole) < len(whole)
 
 
 def test_predictors_of_machines_are_reported_as_published(results: Results) -> None:

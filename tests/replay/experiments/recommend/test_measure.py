@@ -446,9 +446,13 @@ def test_the_recommendation_does_not_depend_on_how_many_rows_are_laid_out_at_onc
 def test_of_each_resource_the_most_reclaiming_estimator_wins_and_none_by_an_unknown_share() -> None:
     nan, bare = float("nan"), np.zeros((0, 2))
     shares = {"a": (0.2, 0.1), "b": (nan, 0.3), "c": (0.2, nan)}
-    of = [Contender(name, "statistical", bare, ({}, {}), (0.0, 0.0), (0.0, 0.0), share, ())
+    of = [Contender(name, "statistical", bare, ({}, {}), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), share, ())
           for name, share in shares.items()]  # fmt: skip
-    assert [one.name for one in _winners(of)] == ["a", "b"]  # the first of equals
+    assert [one.name for one in _winners(of, [0.01, 0.001])] == ["a", "b"]  # the first of equals
+    lost = {"a": (0.02, 0.001), "b": (0.0, 0.003), "c": (0.01, 0.002)}
+    of = [replace(one, lost=lost[one.name]) for one in of]
+    assert [one.name for one in _winners(of, [0.01, 0.001])] == ["c", "a"]  # the others cannot keep the budget
+    assert [one.name for one in _winners(of[1:], [0.01, 0.001])] == ["c", "c"]  # none can, of memory: the least lost
 
 
 def test_the_notes_of_every_estimator_that_won_a_resource_are_on_the_page(report: ReplayReport) -> None:
