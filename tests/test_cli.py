@@ -66,7 +66,7 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
         ("seed=true", "seed must be int, got True"),
         ("fit.learning_rate=true", "fit.learning_rate must be float, got True"),
         ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
-        ("fit.epochs=0", "--set: fit.epochs must be at least 1, got 0"),
+        ("fit.epochs=0", "--set: fit.epochs must be from 1 to 2147483647, got 0"),
         ("seed=-1", "--set: seed must be from 0"),
         ("budgets.aggressive=0", "--set: budgets.baseline and aggressive must satisfy 0 < baseline"),
         ("value.violation=0", "--set: value.violation must be above 0, got 0.0"),

@@ -242,8 +242,8 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
         assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("width", [10**12, 10**18])  # 464 TB of weights, and more bytes than torch can count
-def test_a_cpu_without_enough_memory_is_an_error_with_the_remedy(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    width = 2**31 - 1  # 1 TB of weights, in the first layer alone
     train, valid = rows_of_noise(200, 0), rows_of_noise(100, 1)
     monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])
     monkeypatch.setattr(fit, "hidden_features", lambda *_: [])
