@@ -234,6 +234,7 @@ class MachinePeaks:
             self._tasks, task, slot, self._places(windows.machine_id, slot), demand(windows),
             np.ascontiguousarray(windows.limit), of_row, shares, opted_out, answer, waits, online.step, slot % _OPEN,
             m["last"], m["windows"], m["answered"], m["sums"], m["total"], np.zeros(N_TERMS),
+            *np.zeros((2, len(RESOURCES))),
         )  # fmt: skip
 
     def forget(self, slots: Ids) -> None:
@@ -392,6 +393,8 @@ def _add(
     sums: Any,  # (m, O, R, N_TERMS) float64, changed
     total: Any,  # (m, A, O, R) float64, changed
     room: Any,  # (N_TERMS,) float64, to work in
+    before: Any,  # (R,) float64, to work in
+    more: Any,  # (R,) float64, to work in
 ) -> None:
     """Add windows of one slot to the demand that earlier answers are compared with, and their terms to its answers."""
     for i in range(len(slot)):
@@ -403,22 +406,21 @@ def _add(
         if p >= 0:
             windows[p, open_at] += 1
             last[p] = max(last[p], now)
+        rises = False
         for r in range(used.shape[1]):
-            before = 0.0 if fresh else task.used[r]
-            more = used[i, r]
-            if not more > before:
-                if fresh:
-                    task.used[r] = 0.0
-                continue
-            task.used[r] = more
-            if p < 0:
-                continue
+            before[r] = 0.0 if fresh else task.used[r]
+            more[r] = used[i, r] if used[i, r] > before[r] else before[r]
+            task.used[r] = more[r]
+            if more[r] > before[r]:
+                rises = True
+        if rises and p >= 0:
             for k in range(len(waits)):
                 if task.machine[k] != p or task.answer[k] != waits[k]:
                     continue
-                most = task.limit[k, r]
-                if most > 0.0:
-                    total[p, k, open_at, r] += min(more, most) - min(before, most)
+                for r in range(used.shape[1]):
+                    most = task.limit[k, r]
+                    if most > 0.0:
+                        total[p, k, open_at, r] += min(more[r], most) - min(before[r], most)
         if p < 0 or of_row[i] < 0 or now % step != 0:
             continue
         k = now // step % len(answer)
