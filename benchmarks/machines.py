@@ -171,7 +171,7 @@ def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Names
     }
     exact = json.dumps(content)
     content = json.loads(exact, parse_float=lambda number: round(float(number), _PLACES))
-    RESULTS.write_text(json.dumps(content, indent=1, sort_keys=True))
+    RESULTS.write_text(json.dumps(content, indent=0, sort_keys=True))  # with indentation it has more than 1 MiB
 
 
 def table(content: dict[str, Any]) -> Iterator[str]:

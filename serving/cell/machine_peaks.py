@@ -197,10 +197,12 @@ class MachinePeaks:
         of_row = np.full(len(slots), -1, np.int64)
         of_row[taken.row[answered]] = np.flatnonzero(answered)
         counts = answered & self._online.is_time(slots[taken.row]) & (taken.windows.machine_id[taken.row] >= 0)
-        shares = self._shares(taken, scores, np.flatnonzero(counts))
-        if taken.opted_out.any():  # they keep their limit
-            shares = shares.copy()
-            shares[taken.opted_out] = unknown_shares(int(taken.opted_out.sum()))
+        shares = scores.shares
+        if counts.any():  # otherwise no answer is made, and they are not read
+            shares = self._shares(taken, scores, np.flatnonzero(counts))
+            if taken.opted_out.any():  # they keep their limit
+                shares = shares.copy()
+                shares[taken.opted_out] = unknown_shares(int(taken.opted_out.sum()))
         if (slots == slots[0]).all():
             self._take(int(slots[0]), taken.slot, taken.windows, of_row, shares, taken.opted_out)
             return

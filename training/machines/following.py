@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,8 +183,12 @@ class OnlineMachines:
         recent &= self._state["day"] >= 0
         return self._state["at_once"][recent].max(axis=0) if recent.any() else np.full(self._state["log"].shape, np.nan)
 
-    def is_time(self, slot: Any) -> Any:
-        """Return whether the answers of a slot count; of each, for an array of slots."""
+    @overload
+    def is_time(self, slot: int) -> bool: ...
+    @overload
+    def is_time(self, slot: Ids) -> NDArray[np.bool_]: ...
+    def is_time(self, slot: int | Ids) -> bool | NDArray[np.bool_]:
+        """Return whether the answers of a slot count; of each, for an array of slots of any shape."""
         return slot % self.step == 0
 
     def count(self, slot: int, judged: Ids, violated: Ids) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import RESOURCES
+from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.replay.equal_violation.curves import Curve, JudgedUnits, draw_curve, report_curves
 from reclaim.replay.equal_violation.sweep import Bare, Guards, TaskRows
 from reclaim.replay.experiment import LEARNED_MACHINE, STATISTICAL, Experiment, Measured, Source
@@ -192,7 +192,8 @@ def _days(
 def _lay_out(source: Source, period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
     """Return the machines by resource, where there are any."""
     predictors = {name: PREDICTORS[name] for name in config.predictors}
-    record = Record.of(source.features, period.share)
+    known = (period.history.windows.machine_id != UNKNOWN_ID).any()
+    record = Record.of(source.features, period.share) if known and predictors else None  # reads the dataset once more
     found = {
         name: lay_out_machines(period, guards, r, config.horizon_s, predictors, source.engine, record=record)
         for r, name in enumerate(RESOURCES)

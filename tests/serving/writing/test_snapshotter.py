@@ -80,6 +80,17 @@ def saved(store: Store, tmp_path: Path) -> Arrays:
     return dict(arrays)
 
 
+def assert_tried_again_later(made: Snapshotter) -> None:
+    """Look at a snapshotter that was put off: it begins again after some seconds, and saves."""
+    check(made)
+    assert made._buffer is None  # not at once
+    made._again_at = 0.0
+    check(made)
+    check(made)
+    made.close()
+    assert has_saved(made)
+
+
 def test_the_memory_of_the_copies_is_taken_before_they_are_made(store: Store, memory: Memory, tmp_path: Path) -> None:
     made = make(store, memory)
     check(made)
@@ -131,13 +142,7 @@ def test_without_memory_for_the_copies_there_is_no_snapshot_now_and_another_try_
         check(made)
     assert made._buffer is None
     assert not has_saved(made)
-    check(made)
-    assert made._buffer is None  # not at once
-    made._again_at = 0.0
-    check(made)
-    check(made)
-    made.close()
-    assert has_saved(made)
+    assert_tried_again_later(made)
     assert saved(store, tmp_path)["few"].tolist() == [0, 1, 2]
 
 
@@ -153,13 +158,7 @@ def test_a_snapshot_that_lacks_memory_while_it_is_saved_is_reported_and_tried_ag
         patch.setattr(store, "save", none)
         check(made)
     assert "no snapshot: none left" in caplog.text
-    check(made)
-    assert made._buffer is None  # not at once
-    made._again_at = 0.0
-    check(made)
-    check(made)
-    made.close()
-    assert has_saved(made)
+    assert_tried_again_later(made)
 
 
 def test_the_writer_is_woken_when_the_buffer_is_ready_and_when_the_snapshot_is_saved(

@@ -143,6 +143,15 @@ def test_predictors_know_each_machine_since_the_dataset_begins(dataset: Path, mo
     assert 0 < len(set(np.unique(some.windows.machine_id).tolist()) & whole) < len(whole)
 
 
+def test_the_dataset_is_not_read_once_more_for_no_predictor(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> Any:
+        raise AssertionError("read")
+
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
+    monkeypatch.setattr(Record, "of", read)
+    assert EXPERIMENT.measure(source, replace(CONFIG, predictors=())).results["machines"] is not None
+
+
 def test_predictors_of_machines_are_reported_as_published(results: Results) -> None:
     margins = results["machines"]["margins"]
     assert list(margins["borg"]) == list(MARGIN_NAMES)
