@@ -269,11 +269,22 @@ def demand(windows: Windows) -> NDArray[np.float64]:
     known: NDArray[np.float64] | None = vars(windows).get(_DEMAND)
     if known is not None:
         return known
-    u, p90 = windows.usage, _p90(windows).astype(np.float64)
-    cpu = np.where(np.isnan(p90), u[:, CPU_MEAN], p90)
-    cpu = np.where(cpu > windows.limit[:, 0], windows.limit[:, 0], cpu)
-    memory = np.where(np.isnan(u[:, MEMORY_MAX]), u[:, MEMORY_MEAN], u[:, MEMORY_MAX])
-    return np.stack([cpu, memory], axis=1)
+    u = windows.usage
+    cpu = capped(known_or(_p90(windows), u[:, CPU_MEAN], np.where), windows.limit[:, 0], np.where)
+    return np.stack([cpu, known_or(u[:, MEMORY_MAX], u[:, MEMORY_MEAN], np.where)], axis=1)
+
+
+def known_or(best: Any, mean: Any, where: Any) -> Any:
+    """Return the mean where the best measurement is NaN.
+
+    Both are arrays, and ``where`` is ``np.where``, or numbers of a kernel, and it chooses one of them.
+    """
+    return where(best == best, best, mean)  # noqa: PLR0124 - is not NaN
+
+
+def capped(usage: Any, limit: Any, where: Any) -> Any:
+    """Return usage up to its limit, or all of it where that is unknown; arguments as for ``known_or``."""
+    return where(usage > limit, limit, usage)
 
 
 def measured_by_mean(windows: Windows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -286,5 +297,5 @@ def measured_by_mean(windows: Windows) -> tuple[NDArray[np.bool_], NDArray[np.bo
 
 def peak_cpu(windows: Windows) -> NDArray[np.float64]:
     """Return the largest CPU usage in each window, not capped; the mean where the source has no maximum; shape (n,)."""
-    u = windows.usage
-    return np.where(np.isnan(u[:, CPU_MAX]), u[:, CPU_MEAN], u[:, CPU_MAX])
+    peak: NDArray[np.float64] = known_or(windows.usage[:, CPU_MAX], windows.usage[:, CPU_MEAN], np.where)
+    return peak

@@ -38,7 +38,7 @@ _NEVER_MIB = "1000000"
 _START_S = 1_800
 _PARTS = {
     "record of its history, without histograms": "tracker._state._settled",
-    "windows that a late one may precede": ("tracker._state._pending", "tracker._state._held"),
+    "windows that a late one may precede": "tracker._state._pending",
     "features after the last window": "tracker._x",
     "facts and last window": "tracker._tasks",
     "scores: what each price reserves": ("tracker._scores.rises", "tracker._scores.now"),

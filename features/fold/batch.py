@@ -13,7 +13,7 @@ from reclaim.data.core.arrays import lent, room_for
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.state import memory_of, state_of
-from reclaim.data.windows import Cell, Windows, demand, peak_cpu
+from reclaim.data.windows import Cell, Windows
 from reclaim.features.fold.collection_ooms import CollectionOoms
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import STATE, FoldColumns
@@ -109,9 +109,7 @@ def made_by(cell: Cell) -> str:
 
 def fold_columns(windows: Windows) -> FoldColumns:
     """Return the columns that a fold reads."""
-    signals = np.column_stack([demand(windows), peak_cpu(windows)])
-    columns = (signals if name == "signals" else getattr(windows, name) for name in FoldColumns._fields)
-    return FoldColumns(*lent(*columns))
+    return FoldColumns(*lent(*(getattr(windows, name) for name in FoldColumns._fields)))
 
 
 def fold_tasks(

@@ -41,10 +41,10 @@ _OF_CELL: Final = re.compile(r"largest_machine=\([^)]*\), monday_us=-?\d+, ")
 _TASKS_TO_A_ROW: Final = 8
 """Number of tasks for which a row of histograms is reserved at once: few need a new one, except in a cell's first
 hour."""
-_PENDING: Final = np.dtype(
-    [(name, a.dtype, a.shape[1:]) for name, a in fold_columns(empty_windows())._asdict().items()], align=True
+HELD: Final = np.dtype(
+    [*((name, a.dtype, a.shape[1:]) for name, a in fold_columns(empty_windows())._asdict().items()), ("held", "?")]
 )
-"""A window that is held: what a fold reads of it."""
+"""A window that is held, or room for one: what a fold reads of it."""
 
 Slots = NDArray[np.int64]
 
@@ -79,8 +79,7 @@ class TolerantState:
         self._day = 0
         self._settled = blank_records((0,), KEPT)  # without the windows that are held
         self._histograms = Histograms()
-        self._held = np.zeros(0, np.bool_)
-        self._pending = blank_records((0,), _PENDING)
+        self._pending = blank_records((0,), HELD)
         self._collections = CollectionOoms()
 
     def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
@@ -100,7 +99,7 @@ class TolerantState:
         _check(slot, windows)
         kind = np.empty(len(slot), np.uint8)
         tasks, end_us = lent(slot, windows.end_us)
-        classify(self._settled, self._held, self._pending, self._tasks, tasks, end_us, self._lateness_us, kind)
+        classify(self._settled, self._pending, self._tasks, tasks, end_us, self._lateness_us, kind)
         order = _in_time(slot, end_us)
         ours, ends = slot[order], end_us[order]
         again = order[1:][(np.diff(ours) == 0) & (np.diff(ends) == 0)]
@@ -146,7 +145,7 @@ class TolerantState:
         def advance(low: int, high: int, *rows: NDArray[Any]) -> int:
             room = np.zeros(2, STATE)
             done: int = advance_tasks(
-                *rows, self._held, self._pending, room, words_of(room), slots, edges, order, low, high, columns,
+                *rows, self._pending, room, words_of(room), slots, edges, order, low, high, columns,
                 self._lateness_us, largest, self._cell.monday_us, x, end_us, row, refused, place, moment, died,
                 np.empty(N_LEVELS),
             )  # fmt: skip
@@ -191,7 +190,7 @@ class TolerantState:
         self._histograms.release(numbers[numbers > 0])
         blank_rows(self._settled, slots)
         if self._lateness_us:
-            self._held.reshape(-1, PENDING)[slots] = False
+            self._pending.reshape(-1, PENDING)["held"][slots] = False
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return all that is remembered, by name, without a copy: the next ``advance`` or ``forget`` changes it.
@@ -206,7 +205,6 @@ class TolerantState:
             "task": self._settled[: self._tasks],
             "histograms": octaves,
             "histograms_free": free,
-            "held": self._held[:late],
             "pending": self._pending[:late],
             **self._collections.memory(),
         }
@@ -232,14 +230,13 @@ class TolerantState:
         self._begin()
         self._settled, self._day = ours["task"], int(ours["day"])
         self._histograms.recall(ours["histograms"], ours["histograms_free"])
-        held, pending = ours["held"], ours["pending"]
         if self._lateness_us:
-            self._held, self._pending = held, pending
-        elif len(held):
+            self._pending = ours["pending"]
+        elif len(pending := ours["pending"]):
 
             def settle(low: int, high: int, *rows: NDArray[Any]) -> int:
                 room = np.zeros(2, STATE)
-                done: int = settle_all(*rows, held, pending, room, words_of(room), np.empty(N_LEVELS), low, high)
+                done: int = settle_all(*rows, pending, room, words_of(room), np.empty(N_LEVELS), low, high)
                 return done
 
             self._in_rounds(settle, len(self._settled))
@@ -252,7 +249,7 @@ class TolerantState:
 
         Histograms count with their mean.
         """
-        late = PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
+        late = PENDING * HELD.itemsize if self._lateness_us else 0
         of_histograms = len(self._histograms) * ROW.itemsize // max(self._tasks, 1)
         return KEPT.itemsize + of_histograms + late
 
@@ -260,7 +257,7 @@ class TolerantState:
         self._tasks = max(self._tasks, tasks)
         self._settled = room_for(self._settled, tasks)
         if self._lateness_us:
-            self._held, self._pending = (room_for(a, tasks * PENDING) for a in (self._held, self._pending))
+            self._pending = room_for(self._pending, tasks * PENDING)
 
     @property
     def _made_by(self) -> str:

@@ -25,8 +25,7 @@ _EARLIEST, _NEVER = -(2**63), 2**63 - 1
 @numba.njit(**LENT)
 def classify(
     records: Any,  # (n_tasks,) KEPT
-    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
-    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    pending: Any,  # (n_tasks * PENDING,) HELD
     tasks: int,
     slot: Any,  # (n,) int64
     end_us: Any,  # (n,) int64
@@ -37,7 +36,7 @@ def classify(
     for i in range(len(slot)):
         kind[i] = NEW
         if slot[i] < tasks:
-            kind[i] = _kind(records[slot[i]], held, pending.end_us, slot[i], end_us[i], lateness_us)
+            kind[i] = _kind(records[slot[i]], pending, slot[i], end_us[i], lateness_us)
 
 
 @numba.njit(**LENT)
@@ -47,8 +46,7 @@ def advance_tasks(
     rows: Any,  # (n_rows,) ROW, changed
     free: Any,  # (m,) int32: numbers of rows that may be taken
     taken: Any,  # (1,) int64: how many of them have been, changed
-    held: Any,  # (n_tasks * PENDING,) bool, changed; (0,) where no window is taken late
-    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns, changed
+    pending: Any,  # (n_tasks * PENDING,) HELD, changed
     room: Any,  # (2,) STATE, to work in: the task after all windows, and without those that are held
     room_words: Any,  # (2, words of STATE) int64, the same memory
     slots: Any,  # (k,) int64, rising
@@ -83,11 +81,11 @@ def advance_tasks(
         unpack(kept, records, rows, task, settled, room_words[1])
         i = order[edges[k]]
         one = edges[k + 1] - edges[k] == 1 and lateness_us > 0
-        if one and _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us) == NEW:
+        if one and _kind(settled, pending, task, columns.end_us[i], lateness_us) == NEW:
             # the usual case: one new window, taken without a copy of the record
-            _hold(settled, held, pending, task, columns, i, columns.end_us[i] - lateness_us, shape)
+            _hold(settled, pending, task, columns, i, columns.end_us[i] - lateness_us, shape)
             pack(settled, room_words[1], kept, records, rows, task, free, taken)
-            ooms = _take_held(settled, held, pending, task, shape)
+            ooms = _take_held(settled, pending, task, shape)
             last_us[k], last_row[k], place[i] = settled.end_us, i, k
             publish(settled, ooms, True, moment, died, i)
             write(settled, columns, i, largest, monday_us, out, k)
@@ -95,9 +93,9 @@ def advance_tasks(
         there = False  # whether s is the state after all windows
         for at in range(edges[k], edges[k + 1]):
             i = order[at]
-            kind = _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us)
+            kind = _kind(settled, pending, task, columns.end_us[i], lateness_us)
             if not there and (kind != NEW or lateness_us == 0):
-                _catch_up(held, pending, task, room, shape)
+                _catch_up(pending, task, room, shape)
                 there = True
             ooms = s.ooms
             if kind > LATE:
@@ -106,12 +104,12 @@ def advance_tasks(
                 take(s, columns, shape, i)
                 room[1] = s
             else:
-                until_us = max(_end_of(settled, held, pending.end_us, task), columns.end_us[i])
-                _hold(settled, held, pending, task, columns, i, until_us - lateness_us, shape)
+                until_us = max(_end_of(settled, pending, task), columns.end_us[i])
+                _hold(settled, pending, task, columns, i, until_us - lateness_us, shape)
                 if kind == NEW and there:
                     take(s, columns, shape, i)
                 else:
-                    before = _catch_up(held, pending, task, room, shape)
+                    before = _catch_up(pending, task, room, shape)
                     ooms = before if kind == NEW else ooms
                 there = True
             if kind == NEW:
@@ -124,7 +122,7 @@ def advance_tasks(
         if i >= 0:
             write(s, columns, i, largest, monday_us, out, k)
         elif not refused[k]:
-            i = _held_at(held, pending.end_us, task, s.end_us)
+            i = _held_at(pending, task, s.end_us)
             write(s, pending, i, largest, monday_us, out, k)
     return high
 
@@ -136,8 +134,7 @@ def settle_all(
     rows: Any,  # (n_rows,) ROW, changed
     free: Any,  # (m,) int32: numbers of rows that may be taken
     taken: Any,  # (1,) int64: how many of them have been, changed
-    held: Any,  # (n_tasks * PENDING,) bool
-    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    pending: Any,  # (n_tasks * PENDING,) HELD
     room: Any,  # (2,) STATE, to work in
     room_words: Any,  # (2, words of STATE) int64, the same memory
     shape: Any,  # (N_LEVELS,) float64, written
@@ -149,7 +146,7 @@ def settle_all(
         if len(free) - taken[0] < MOST_ROWS:
             return task
         unpack(kept, records, rows, task, room[1], room_words[1])
-        _take_held(room[1], held, pending, task, shape)
+        _take_held(room[1], pending, task, shape)
         pack(room[1], room_words[1], kept, records, rows, task, free, taken)
     return high
 
@@ -157,21 +154,20 @@ def settle_all(
 @numba.njit(**LENT)
 def _kind(
     old: Any,  # a record of KEPT or STATE
-    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
-    held_us: Any,  # (n_tasks * PENDING,) int64
+    pending: Any,  # (n_tasks * PENDING,) HELD
     task: int,
     end_us: int,
     lateness_us: int,
 ) -> int:
-    last_us = _end_of(old, held, held_us, task)
+    last_us = _end_of(old, pending, task)
     if last_us == _EARLIEST or end_us > last_us:
         return NEW
     n_held = 0
     if lateness_us > 0:
         for row in range(task * PENDING, task * PENDING + PENDING):
-            if held[row]:
+            if pending[row].held:
                 n_held += 1
-                if held_us[row] == end_us:
+                if pending[row].end_us == end_us:
                     return REPEATED
     for k in range(min(old.count, RECENT_WINDOWS)):
         again = (k - old.count) % RECENT_WINDOWS < n_held  # it takes the place of a held window
@@ -187,72 +183,67 @@ def _kind(
 @numba.njit(**LENT)
 def _end_of(
     old: Any,  # a record of KEPT or STATE
-    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
-    held_us: Any,  # (n_tasks * PENDING,) int64
+    pending: Any,  # (n_tasks * PENDING,) HELD
     task: int,
 ) -> int:
     """Return the end of the last window of a task; ``_EARLIEST`` without one."""
     last_us = old.end_us if old.count > 0 else _EARLIEST
-    if len(held):
+    if len(pending):
         for row in range(task * PENDING, task * PENDING + PENDING):
-            if held[row] and held_us[row] > last_us:
-                last_us = held_us[row]
+            if pending[row].held and pending[row].end_us > last_us:
+                last_us = pending[row].end_us
     return int(last_us)
 
 
 @numba.njit(**LENT)
 def _next(
-    held: Any,  # (n_tasks * PENDING,) bool
-    held_us: Any,  # (n_tasks * PENDING,) int64
+    pending: Any,  # (n_tasks * PENDING,) HELD
     task: int,
     after_us: int,
 ) -> int:
     """Return the row of the first window held that ends after a time; -1 none."""
     first, first_us = -1, _NEVER
     for row in range(task * PENDING, task * PENDING + PENDING):
-        if held[row] and after_us < held_us[row] < first_us:
-            first, first_us = row, held_us[row]
+        if pending[row].held and after_us < pending[row].end_us < first_us:
+            first, first_us = row, pending[row].end_us
     return first
 
 
 @numba.njit(**LENT)
 def _catch_up(
-    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
-    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    pending: Any,  # (n_tasks * PENDING,) HELD
     task: int,
     room: Any,  # (2,) STATE, the first one written
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> int:
     """Make a task's record after all its windows; return its out-of-memory ends before the last one."""
     room[0] = room[1]
-    if len(held) == 0:
+    if len(pending) == 0:
         return int(room[0].ooms)
-    return int(_take_held(room[0], held, pending, task, shape))
+    return int(_take_held(room[0], pending, task, shape))
 
 
 @numba.njit(**LENT)
 def _take_held(
     s: Any,  # a record of STATE, changed
-    held: Any,  # (n_tasks * PENDING,) bool
-    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    pending: Any,  # (n_tasks * PENDING,) HELD
     task: int,
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> int:
     """Take the windows held of a task in time order; return its out-of-memory ends before the last one."""
     ooms = s.ooms
-    row = _next(held, pending.end_us, task, _EARLIEST)
+    row = _next(pending, task, _EARLIEST)
     while row >= 0:
         ooms = s.ooms
         take(s, pending, shape, row)
-        row = _next(held, pending.end_us, task, pending.end_us[row])
+        row = _next(pending, task, pending[row].end_us)
     return int(ooms)
 
 
 @numba.njit(**LENT)
 def _hold(
     old: Any,  # a record of STATE, changed
-    held: Any,  # (n_tasks * PENDING,) bool, changed
-    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns, changed
+    pending: Any,  # (n_tasks * PENDING,) HELD, changed
     task: int,
     columns: Any,  # FoldColumns of n rows
     i: int,
@@ -263,34 +254,33 @@ def _hold(
     end_us = columns.end_us[i]
     count = 1
     for row in range(task * PENDING, task * PENDING + PENDING):
-        count += held[row]
+        count += pending[row].held
     while True:
-        first = _next(held, pending.end_us, task, _EARLIEST)
-        mine = first < 0 or end_us < pending.end_us[first]
-        if count <= PENDING and (end_us if mine else pending.end_us[first]) > settle_us:
+        first = _next(pending, task, _EARLIEST)
+        mine = first < 0 or end_us < pending[first].end_us
+        if count <= PENDING and (end_us if mine else pending[first].end_us) > settle_us:
             break
         count -= 1
         if mine:
             take(old, columns, shape, i)
             return
         take(old, pending, shape, first)
-        held[first] = False
+        pending[first].held = False
     free = task * PENDING
-    while held[free]:
+    while pending[free].held:
         free += 1
-    held[free] = True
+    pending[free].held = True
     copy_row(columns, i, pending, free)
 
 
 @numba.njit(**LENT)
 def _held_at(
-    held: Any,  # (n_tasks * PENDING,) bool
-    held_us: Any,  # (n_tasks * PENDING,) int64
+    pending: Any,  # (n_tasks * PENDING,) HELD
     task: int,
     end_us: int,
 ) -> int:
     """Return the row of the window held that ends then; the last window of a task is held where late ones are taken."""
     row = task * PENDING
-    while not (held[row] and held_us[row] == end_us):
+    while not (pending[row].held and pending[row].end_us == end_us):
         row += 1
     return row

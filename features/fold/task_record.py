@@ -35,12 +35,11 @@ LONG: Final = N_SIGNALS + 1
 
 
 class FoldColumns(NamedTuple):
-    """The columns of windows that a fold reads: ``signals``, and those of ``Windows`` of the same names."""
+    """The columns of ``Windows`` that a fold reads."""
 
     start_us: NDArray[Any]  # (n,) int64
     end_us: NDArray[Any]  # (n,) int64
     scheduled_us: NDArray[Any]  # (n,) int64
-    signals: NDArray[Any]  # (n, N_SIGNALS) float64
     usage: NDArray[Any]  # (n, len(CHANNELS)) float64
     percentiles: NDArray[Any]  # (n, len(LEVELS)) float32
     limit: NDArray[Any]  # (n, R) float64

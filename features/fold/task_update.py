@@ -17,6 +17,7 @@ from reclaim.data.windows import (
     CPU_MEAN,
     LEVELS,
     MAI,
+    MEMORY_MAX,
     MEMORY_MEAN,
     P10,
     P50,
@@ -24,6 +25,8 @@ from reclaim.data.windows import (
     P99,
     P100,
     PAGE_CACHE,
+    capped,
+    known_or,
 )
 from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, add_memory, end_run
 from reclaim.features.fold.task_record import (
@@ -67,6 +70,29 @@ _FORGOTTEN: Final = 2.0**-60
 """A histogram whose weights have fallen by this much in a gap begins again."""
 _REBASE: Final = 2.0**60
 """Newer weights grow instead of older ones shrinking; when they have grown by this much, all are divided by it."""
+
+
+@numba.njit(inline="always")
+def _where(which: Any, ours: float, theirs: float) -> float:
+    return ours if which else theirs
+
+
+_known_or: Final = numba.njit(inline="always")(known_or)
+_capped: Final = numba.njit(inline="always")(capped)
+
+
+@numba.njit(**LENT)
+def _signal(
+    w: Any,  # FoldColumns, or records of the same fields
+    i: int,
+    signal: int,
+) -> float:
+    """Return one of ``SIGNALS`` of the window of row ``i``, as ``data.windows.demand`` and ``peak_cpu``."""
+    if signal == 0:
+        return float(_capped(_known_or(w.percentiles[i, P90], w.usage[i, CPU_MEAN], _where), w.limit[i, 0], _where))
+    if signal == 1:
+        return float(_known_or(w.usage[i, MEMORY_MAX], w.usage[i, MEMORY_MEAN], _where))
+    return float(_known_or(w.usage[i, CPU_MAX], w.usage[i, CPU_MEAN], _where))
 
 
 @numba.njit(inline="always", **LENT)
@@ -145,13 +171,12 @@ def take(
     s.over_limit = _above(shape, w.limit[i, 0])
     ring = s.count % RECENT_WINDOWS
     s.recent_us[ring] = w.end_us[i]
-    for j in range(N_SIGNALS):
-        s.recent[ring, j] = w.signals[i, j]
     s.recent[ring, RECENT_LENGTH] = length
     take_life(s, w, i)
     block = hour_of(s.end_us) % HOURS
     for j in range(N_SIGNALS):
-        v = w.signals[i, j]
+        v = _signal(w, i, j)
+        s.recent[ring, j] = v
         s.weight_short[j] *= keep_short
         s.weight_long[j] *= keep_long
         if v != v:
@@ -204,7 +229,7 @@ def take_life(
         s.run_us = w.scheduled_us[i]
     s.end_us = w.end_us[i]
     s.count += 1
-    add_memory(s, w.signals[i, 1], w.limit[i, 1])
+    add_memory(s, _signal(w, i, 1), w.limit[i, 1])
 
 
 @numba.njit(**LENT)

@@ -356,7 +356,7 @@ def test_memory_of_other_code_is_refused(history: History, monkeypatch: pytest.M
             "itemsize": KEPT.itemsize,
         }
     )
-    for name, array in (("task", memory["task"].view(other)), ("held", memory["held"][:, None])):
+    for name, array in (("task", memory["task"].view(other)), ("pending", memory["pending"][:, None])):
         with pytest.raises(ConfigError, match=f"does not fit in {name!r}, other code saved it"):
             state.recall(memory | {name: array})
     state.recall(memory)
