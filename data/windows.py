@@ -279,7 +279,7 @@ def known_or(best: Any, mean: Any, where: Any) -> Any:
 
     Both are arrays, and ``where`` is ``np.where``, or numbers of a kernel, and it chooses one of them.
     """
-    return where(best == best, best, mean)  # noqa: PLR0124 - is not NaN
+    return where(best == best, best, mean)
 
 
 def capped(usage: Any, limit: Any, where: Any) -> Any:

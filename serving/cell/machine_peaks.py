@@ -35,6 +35,12 @@ KEPT_SLOTS: Final = 86_400 // SLOT_S
 """Slots without a window after which a machine's place, and its counts, may go to a new one."""
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
+_PLACE_BITS: Final = 17
+"""Of the mark of a task's answer: its machine's place, from 1. The rest are the last bits of the answer's number."""
+_NUMBERS: Final = 1 << 32 - _PLACE_BITS
+"""Numbers that differ in a mark. An answer of a task is overwritten by the next one at its place in the ring, so a mark
+could mislead only where there was none for 491,520 slots, over four years."""
+assert MOST_MACHINES < 1 << _PLACE_BITS
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,8 @@ class MachinePeaks:
     (``machines.snapshots``). A task that has left the machine demands nothing of it. An answer counts
     where the machine was seen within the horizon and up to its end, and any of its tasks has estimation: one that keeps
     all limits cannot be violated, and would dilute the budget. A window counts in the slot in which it begins, up to
-    ``LATE`` slots after it; later ones change nothing. Of several windows of a task in one slot the largest demand
-    counts, and the forecast of the first one that has an answer.
+    ``LATE`` slots after it and before a window of its task in a later slot; others change nothing. Of several windows
+    of a task in one slot the largest demand counts, and the forecast of the first one that has an answer.
 
     Over another horizon than that of the reservations, tasks are scored for the slots whose answers count alone.
 
@@ -152,11 +158,10 @@ class MachinePeaks:
         budgets = tuple(self._budgets.values())
         self._online = OnlineMachines(curves, budgets, horizon_s, at_once=at_once, moves=moves)
         self._n_tasks = self._n_machines = 0
-        resources, ring = len(RESOURCES), (self._online.horizon_slots + LATE + 1) // self._online.step + 1
+        resources, ring = len(RESOURCES), (self._online.horizon_slots + LATE) // self._online.step + 1
         shape = (len(self._budgets), resources)
-        of_task = [("last", "i8"), ("used", "f8", resources), ("answer", "i4", ring), ("machine", "i4", ring),
-                   ("limit", "f4", (ring, resources))]  # fmt: skip
-        self._tasks = np.zeros(0, np.dtype(of_task))  # last and answer count from 1
+        of_task = [("last", "i4"), ("used", "f8", resources), ("mark", "u4", ring), ("limit", "f4", (ring, resources))]
+        self._tasks = np.zeros(0, np.dtype(of_task))  # last counts from 1; 0 is no mark
         self._machines: dict[str, NDArray[Any]] = {
             "id": np.zeros(0, np.int64),
             "last": np.zeros(0, np.int64),  # slot of the last window
@@ -230,11 +235,10 @@ class MachinePeaks:
         self._n_tasks = max(self._n_tasks, int(task.max()) + 1)
         self._tasks = room_for(self._tasks, self._n_tasks)
         m, online, answer = self._machines, self._online, self._ring["answer"]
-        begun = (answer - 1) * online.step
-        waits = np.where((begun < slot) & (slot <= begun + online.horizon_slots), answer, -1)
+        marks = answer % _NUMBERS << _PLACE_BITS
         _add(
             self._tasks, task, slot, self._places(windows.machine_id, slot), demand(windows),
-            np.ascontiguousarray(windows.limit), of_row, shares, opted_out, answer, waits, online.step, slot % _OPEN,
+            np.ascontiguousarray(windows.limit), of_row, shares, opted_out, answer, marks, online.step, slot % _OPEN,
             m["last"], m["windows"], m["answered"], m["sums"], m["total"], np.zeros(N_TERMS),
             *np.zeros((2, len(RESOURCES))),
         )  # fmt: skip
@@ -386,7 +390,7 @@ def _add(
     shares: Any,  # (k, R, N_SHARES) float32
     opted_out: Any,  # (k,) bool
     answer: Any,  # (A,) int64, numbers of the times whose answers wait
-    waits: Any,  # (A,) int64, the same where the slot is within the horizon; else -1
+    marks: Any,  # (A,) int64, their marks without a place
     step: int,
     open_at: int,
     last: Any,  # (m,) int64, changed
@@ -416,8 +420,8 @@ def _add(
             if more[r] > before[r]:
                 rises = True
         if rises and p >= 0:
-            for k in range(len(waits)):
-                if task.machine[k] != p or task.answer[k] != waits[k]:
+            for k in range(len(marks)):
+                if task.mark[k] != marks[k] + p + 1:
                     continue
                 for r in range(used.shape[1]):
                     most = task.limit[k, r]
@@ -426,11 +430,12 @@ def _add(
         if p < 0 or of_row[i] < 0 or now % step != 0:
             continue
         k = now // step % len(answer)
-        if answer[k] != now // step + 1 or task.answer[k] == answer[k]:
+        told = task.mark[k] > 0 and task.mark[k] >> _PLACE_BITS == marks[k] >> _PLACE_BITS
+        if told or answer[k] != now // step + 1:
             continue
-        task.answer[k], task.machine[k] = answer[k], p
+        task.mark[k] = marks[k] + p + 1
         for r in range(used.shape[1]):
-            known = not np.isnan(used[i, r]) and limit[i, r] > 0.0
+            known = not np.isnan(used[i, r])
             task.limit[k, r] = limit[i, r] if known else np.nan
             if known:
                 answered[p, open_at, r] += not opted_out[of_row[i]]

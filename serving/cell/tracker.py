@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
-FORMAT: Final = 11
+FORMAT: Final = 12
 """Version of the arrays of ``memory``."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -83,6 +84,13 @@ def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
     narrow: Bundle, parts: int, empty: int, inside: int
 ) -> None:
     compare_with_a_replay(narrow, history(), AN_HOUR, parts, empty, inside)
+
+
+def test_answers_are_told_apart_where_the_numbers_in_their_marks_begin_again(
+    narrow: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_peaks, "_NUMBERS", 16)  # more than wait
+    compare_with_a_replay(narrow, history(), AN_HOUR, 2, 0, 0)
 
 
 @pytest.mark.parametrize(("parts", "empty", "inside"), [(1, 0, 0), (2, 300, 4)])
@@ -229,6 +237,18 @@ def test_late_and_repeated_windows_of_closed_slots_change_nothing_and_of_open_on
     assert counts(played(one_task(4, 0.9), when=5))[1] == [4, 0]
     assert counts(played(one_task(4, 0.9), when=6))[1] == [0, 0]
     assert counts(played({**one_task(4, 0.9), "task": 2}, when=4))[1] == [0, 0]  # known already
+    first_half = one_task(4, 0.9, task=2, start_us=4 * W, end_us=4 * W + W // 2)
+    assert counts(played(first_half, when=4))[1] == [4, 0]
+    assert counts(played(first_half, when=5))[1] == [0, 0]  # after one of slot 5
+
+
+def test_a_task_without_a_measurement_has_no_part_in_an_answer(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    for at in range(20):
+        other = one_task(at, math.nan if at < 3 else 0.18, task=2)
+        memory.write(windows_of(one_task(at, 0.25 if at == 2 else 0.1), other))
+    # the first three answers are for the one task: 0.2, which 0.25 passes, and to which 0.18 is nothing
+    assert counts(memory) == ([6, 6], [2, 0])
 
 
 def test_a_machine_that_was_not_seen_to_the_end_of_the_horizon_is_not_judged(bundle: Bundle) -> None:
@@ -252,7 +272,7 @@ def test_a_gap_in_which_nothing_came_judges_what_was_measured_and_begins_again(b
 def test_of_several_windows_in_a_slot_the_largest_demand_counts_once(bundle: Bundle, at_once: int) -> None:
     memory = steady(bundle)
     for at in range(20):
-        parts = {8: (0.08, 0.15, 0.1), 5: (0.05, 0.9, 0.1)}.get(at, (0.1, 0.1, 0.1))
+        parts = {8: (0.15, 0.05, 0.12), 5: (0.05, 0.5, 0.1)}.get(at, (0.1, 0.1, 0.1))
         thirds = [{"start_us": at * W + k * W // 3, "end_us": at * W + (k + 1) * W // 3} for k in range(3)]
         told = [one_task(at, cpu, **third) for cpu, third in zip(parts, thirds, strict=True)]
         for k in range(0, 3, at_once):  # the last window of a write alone has an answer
@@ -367,7 +387,7 @@ def test_a_cell_of_which_no_task_is_on_a_machine_keeps_nothing_for_machines(bund
     assert len(state(memory)["tasks"]) == 0
     memory.write(windows_of(one_task(4, machine_id=-1), one_task(4, task=2)))
     assert len(state(memory)["tasks"]) == len(state(memory, A_DAY)["tasks"]) == 2
-    assert memory.tracker.bytes_per_task == without + 264 + 232
+    assert memory.tracker.bytes_per_task == without + 188 + 176
 
 
 def test_places_of_machines_are_given_again_after_a_day_and_no_more_than_there_may_be(
