@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx
 import pyarrow as pa
@@ -23,7 +23,7 @@ from reclaim.data.fetch.prometheus.client import Client as Server
 from reclaim.data.fetch.prometheus.job import LATE_S, extend_history, shorten_history
 from reclaim.data.fetch.prometheus.live import LiveReader
 from reclaim.data.samples import WINDOW_US
-from reclaim.data.traces.dialect import Dialect
+from reclaim.data.traces.dialect import USAGE, Dialect
 from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.fold import TaskKey
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
@@ -31,11 +31,13 @@ from reclaim.data.traces.kubernetes.live import LiveFold, Slot
 from reclaim.data.traces.kubernetes.series import copies_in_words
 from reclaim.serving.cell.outcomes import IN_THE_FUTURE, OUTCOMES
 from reclaim.serving.client.client import Client, ServiceError
+from reclaim.serving.feed.empty import EmptySlots
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import METRICS, check_out, nodes_with_names, with_names, write_named
 from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
 from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 
+T = TypeVar("T")
 DEFAULT_SERVICE: Final = "http://127.0.0.1:3000"
 LOCK: Final = "feed.lock"
 PROGRESS: Final = "feed.json"
@@ -253,7 +255,7 @@ def _follow(
     one: Feed, reader: LiveReader, at_s: int, *, now: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
     """Send each slot from ``at_s`` on as it ends."""
-    config, begun_s, seen_s = one.config, at_s, at_s
+    config, begun_s, seen_s, empty = one.config, at_s, at_s, EmptySlots()
     end_s = History.open(one.folder).range_s[1]
 
     def further() -> None:
@@ -263,9 +265,11 @@ def _follow(
         if begun_s < at_s > due_s + SLOT_S:
             raise AgainError(f"the clock went back: slots were read up to {_moment(at_s)} before they ended")
         if due_s > at_s:
+            at_s = _back(one, reader, empty, at_s)
             until_s = min(due_s, at_s + PIECE_S)
-            series = _read(reader, at_s, max(min(int(now()), until_s + SLOT_S), until_s), config.once)
+            series = _read(reader.read, at_s, max(min(int(now()), until_s + SLOT_S), until_s), config.once)
             one.take(series, at_s, until_s)
+            empty.folded(series.get(USAGE[0], ()), at_s, until_s, one.before)
             seen_s = max((int(row.time_ms[-1]) // 1000 for rows in series.values() for row in rows), default=seen_s)
             at_s = until_s
             one.send()
@@ -282,10 +286,20 @@ def _follow(
             sleep(min(max(at_s + SLOT_S + config.delay_s - now(), 1.0), SLOT_S + config.delay_s))
 
 
-def _read(reader: LiveReader, start_s: int, end_s: int, once: bool) -> dict[str, list[RawSeries]]:
+def _back(one: Feed, reader: LiveReader, empty: EmptySlots, at_s: int) -> int:
+    """Return the time from which to fold: ``at_s``, or before slots that were empty and of which samples came late."""
+    if empty.before is None or not (came := empty.came(_read(reader.usage, *empty.range_s, one.config.once))):
+        return at_s
+    one.say(f"samples of {_moment(came[0])} to {_moment(came[-1] + SLOT_S)} came late, and are sent now")
+    start_s, fold = empty.before
+    one.go_back(fold)
+    return start_s
+
+
+def _read(read: Callable[[int, int], T], start_s: int, end_s: int, once: bool) -> T:
     """Return samples; a server that refuses access it gave before counts as failing for a while."""
     try:
-        return reader.read(start_s, end_s)
+        return read(start_s, end_s)
     except ConfigError as error:
         if once:
             raise
@@ -309,7 +323,13 @@ def _ended_s(at_s: float) -> int:
 
 
 class Feed:
-    """Sends slots to a service in order; those that it has not taken wait."""
+    """Sends slots to a service in order; those that it has not taken wait.
+
+    Attributes
+    ----------
+    before : bytes
+        The fold before the slots that were taken last.
+    """
 
     def __init__(self, config: FeedConfig, service: Client, folder: Path, say: Callable[[str], None]) -> None:
         self.config, self.folder, self.say = config, folder, say
@@ -318,7 +338,7 @@ class Feed:
         self.metrics = NamedMetrics(refused=self.report.refused)
         self._service = service
         self._fold: LiveFold | None = None
-        self._before = b""
+        self.before = b""
         self._witnesses = _recorded(folder / PROGRESS, say)
         self._known_us = self._reached_us = 0
         self._written_us = 0
@@ -350,7 +370,7 @@ class Feed:
     def take(self, series: dict[str, list[RawSeries]], start_s: int, end_s: int) -> None:
         """Fold the samples of a range, in seconds; its slots wait, except those that the service knows."""
         if not self.waiting:
-            self._before = as_bytes(self.fold, start_s * _US)
+            self.before = as_bytes(self.fold, start_s * _US)
         slots = self.fold.take(series, start_s * _US, end_s * _US)
         for task in self.fold.tasks().values():
             if task.twice and task.twice not in self._twice:  # one container stands for all
@@ -358,6 +378,13 @@ class Feed:
                 name = "/".join(filter(None, task.key))
                 self.say(f"{name} is measured twice, and one copy counts: {copies_in_words(task.twice)}")
         self.waiting += [slot for slot in slots if slot.end_us >= self._known_us]
+
+    def go_back(self, before: bytes) -> None:
+        """Continue with an earlier fold, one that ``before`` was; AgainError where it cannot be read any more."""
+        kept = from_bytes(before)
+        if kept is None:
+            raise AgainError("an earlier fold cannot be read")
+        self._fold, _ = kept
 
     def send(self) -> None:
         """Send the slots that wait, in order; one whose answer got lost is sent again, which changes nothing.
@@ -406,7 +433,7 @@ class Feed:
             self.report.until_us = self.metrics.until_us = slot.end_us
         if self.report.windows > sent:  # the service now has later windows than the fold
             with replaced_file(self.folder / FOLD) as partial:
-                partial.write_bytes(self._before)
+                partial.write_bytes(self.before)
         self._reached_us = self._has_until_us()
 
     def _has_until_us(self) -> int:

@@ -6,16 +6,18 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
 import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.core.files import locked
@@ -68,11 +70,31 @@ class Moment:
             raise KeyboardInterrupt
 
 
+@dataclass(frozen=True)
+class Late:
+    """Samples of [since, until) that come later: at a time, or slowly from then on."""
+
+    since_s: float
+    until_s: float
+    come_s: float
+    slowly: bool = False
+
+    def at_ms(self, time_ms: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return when samples are there."""
+        late = (time_ms >= (T0 + self.since_s) * 1000) & (time_ms < (T0 + self.until_s) * 1000)
+        come_ms = (T0 + self.come_s) * 1000 + self.slowly * (time_ms - (T0 + self.since_s) * 1000) / 2
+        return np.where(late, np.maximum(come_ms, time_ms), time_ms)
+
+
+ON_TIME = Late(0, 0, 0)
+
+
 @contextmanager
 def a_prometheus(
-    series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0), status: int = 500
-) -> Iterator[str]:
-    """Answer range selectors with what was scraped until now; fail for a while."""
+    series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0), status: int = 500,
+    late: Late = ON_TIME,
+) -> Iterator[str]:  # fmt: skip
+    """Answer range selectors with what was scraped until now, or comes late; fail for a while."""
     by_name = {NAMES[role]: rows for role, rows in series.items()}
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
@@ -86,7 +108,7 @@ def a_prometheus(
         found: list[dict[str, Any]] = []
         for row in by_name.get(name, []):
             kept = (row.time_ms > end_ms - int(range_ms)) | (row.time_ms == end_ms - int(range_ms) + 1)
-            kept &= row.time_ms <= min(end_ms, moment.now_s * 1000)
+            kept &= (row.time_ms <= end_ms) & (late.at_ms(row.time_ms) <= moment.now_s * 1000)
             if kept.any():
                 values = [[t / 1000, repr(v)] for t, v in zip(row.time_ms[kept].tolist(), row.value[kept].tolist(),
                                                               strict=True)]  # fmt: skip
@@ -111,11 +133,11 @@ def service(make_app: Any, at_url: Any) -> Iterator[str]:
 
 def run(
     history: Path, service: str, moment: Moment, *, failing: tuple[float, float] = (0, 0),
-    said: list[str] | None = None, series: Piece = SERIES, status: int = 500, **changes: Any,
+    said: list[str] | None = None, series: Piece = SERIES, status: int = 500, late: Late = ON_TIME, **changes: Any,
 ) -> FeedReport | None:  # fmt: skip
     """Feed until the time of the test is over; None where that ends it."""
     lines: list[str] = [] if said is None else said
-    with a_prometheus(series, moment, failing, status) as url:
+    with a_prometheus(series, moment, failing, status, late) as url:
         config = FeedConfig(Access(url, pause_s=0.001), service, **changes)
         try:
             return feed(config, history, say=lines.append, now=moment.now, sleep=moment.sleep)
@@ -318,6 +340,41 @@ def test_what_a_server_or_a_service_missed_is_made_good(
         assert known(service) == known(url)
 
 
+@pytest.mark.parametrize(("until_s", "come_s", "slowly"), [
+    (9_000, 9_400, False),  # one slot, after the one that follows it was sent
+    (32_400, 10_500, False),  # five slots
+    (9_000, 9_300, True), (11_100, 11_000, True),
+])  # fmt: skip
+def test_slots_that_were_empty_are_sent_where_their_samples_come_late(
+    until_s: float, come_s: float, slowly: bool, history: Path, service: str, make_app: Any, at_url: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As of a server that gets its samples from another one: all at once, or as many as a look finds."""
+    write, sent = Client.usage_table, [set[tuple[int, ...]]()]
+
+    def counted(self: Client, table: pa.Table) -> Any:
+        found = write(self, table)
+        assert set(found.write.refused) <= {"too_late", "ended"}  # of windows that are sent again
+        keys = (table[name].to_pylist() for name in (s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US))
+        sent[-1].update(zip(*keys, strict=True))
+        return found
+
+    monkeypatch.setattr(Client, "usage_table", counted)
+    said: list[str] = []
+    run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S), late=Late(8_700, until_s, come_s, slowly), said=said)
+    assert any("came late, and are sent now" in line for line in said)
+    sent.append(set())
+    other = write_history(tmp_path / "other", SERIES, 1)
+    with make_app() as (app, _), at_url(app) as url:
+        run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
+        assert sent[1] <= sent[0]
+        if not slowly:
+            found, expected = (
+                {key: (row["windows"], row[s.END_US]) for key, row in known(of).items()} for of in (service, url)
+            )
+            assert found == expected
+
+
 def renamed(series: Piece, namespace: str) -> Piece:
     """Return the series of another namespace."""
     return {
@@ -515,6 +572,12 @@ def test_a_login_that_expires_is_waited_for_and_a_wrong_one_is_said_at_once(hist
     run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), said=said, failing=away, status=401)
     assert any("HTTP 401" in line and line.endswith("trying again in 30 s") for line in said)
     assert max(row[s.END_US] for row in known(service).values()) == (T0 + 3 * HOUR_S - 300) * US
+
+
+def test_a_login_that_expires_while_slots_are_empty_is_waited_for(history: Path, service: str) -> None:
+    away, late = (9_300, 9_600), Late(8_700, 9_500, 9_500)
+    run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), failing=away, status=401, late=late)
+    assert {row["windows"] for row in known(service).values()} == {32, 34, 35}  # until 10,500 s, with a gap in one
 
 
 def test_a_margin_that_there_is_not_is_said_before_the_history_is_sent(history: Path, service: str) -> None:
