@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,7 +25,7 @@ from reclaim.data.fetch.prometheus.job import LATE_S, extend_history, shorten_hi
 from reclaim.data.fetch.prometheus.live import LiveReader
 from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import USAGE, Dialect
-from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
+from reclaim.data.traces.history import PIECE_S, RECORD, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.fold import TaskKey
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
@@ -38,6 +39,7 @@ from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
 from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 
 T = TypeVar("T")
+Errors = type[Exception] | tuple[type[Exception], ...]
 DEFAULT_SERVICE: Final = "http://127.0.0.1:3000"
 LOCK: Final = "feed.lock"
 PROGRESS: Final = "feed.json"
@@ -187,8 +189,7 @@ def feed(
             reader = LiveReader(server, config.access, history, now())
             # not beyond the samples: the clock may be wrong, and what is fetched stays
             now_s = now() if reader.scraped(int(now())) else history.range_s[1]
-            extend_history(config.access, folder, now_s=now_s, progress=progress)
-            shorten_history(folder, config.keep_days)
+            _grown(one, history.range_s[1], now_s, progress, errors=OSError)
             while True:
                 try:
                     at_s = _send_history(one, progress, now=now, sleep=sleep)
@@ -276,7 +277,7 @@ def _follow(
         if at_s == due_s:
             one.write()
             if at_s >= end_s + PIECE_S:  # not beyond the samples: the clock may be wrong, and what is fetched stays
-                end_s = _grown(config, one.folder, end_s, min(now(), seen_s + LATE_S), one.say)
+                end_s = _grown(one, end_s, min(now(), seen_s + LATE_S))
 
     while True:
         _patiently(one, further, sleep)
@@ -306,15 +307,20 @@ def _read(read: Callable[[int, int], T], start_s: int, end_s: int, once: bool) -
         raise TraceError(str(error)) from error
 
 
-def _grown(config: FeedConfig, folder: Path, end_s: int, now_s: float, say: Callable[[str], None]) -> int:
+def _grown(
+    one: Feed, end_s: int, now_s: float, progress: Callable[[float], None] | None = None,
+    errors: Errors = (TraceError, ConfigError, OSError),
+) -> int:  # fmt: skip
     """Fetch what the history lacks, drop what is too old, and return its end: the old one where it cannot grow."""
-    try:
-        end_s = extend_history(config.access, folder, now_s=now_s).end_s
-        shorten_history(folder, config.keep_days)
-        return end_s
-    except (TraceError, ConfigError, OSError) as error:  # the service is fed nevertheless
-        say(f"{folder} grows later: {error}")
-        return end_s
+
+    def grow() -> None:
+        nonlocal end_s
+        longer_s = extend_history(one.config.access, one.folder, now_s=now_s, progress=progress).end_s
+        shorten_history(one.folder, one.config.keep_days)
+        end_s = longer_s
+
+    one.keep(RECORD, grow, errors)
+    return end_s
 
 
 def _ended_s(at_s: float) -> int:
@@ -421,7 +427,7 @@ class Feed:
                 first = windows.slice(0, _WITNESSES)
                 keys = zip(*(first[name].to_pylist() for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)), strict=True)
                 self._witnesses = list(keys)
-                write_json(self.folder / PROGRESS, {"tasks": self._witnesses})
+                self.keep(PROGRESS, partial(write_json, self.folder / PROGRESS, {"tasks": self._witnesses}))
             if ends.num_rows:  # after the record: the service forgets these
                 self._service.tasks_table(ends)
             gone = dict(slot.ended)
@@ -432,9 +438,25 @@ class Feed:
             self.report.ended += ends.num_rows
             self.report.until_us = self.metrics.until_us = slot.end_us
         if self.report.windows > sent:  # the service now has later windows than the fold
-            with replaced_file(self.folder / FOLD) as partial:
-                partial.write_bytes(self.before)
+            self.keep(FOLD, partial(_write, self.folder / FOLD, self.before))
         self._reached_us = self._has_until_us()
+
+    def keep(self, name: str, write: Callable[[], None], errors: Errors = (ConfigError, OSError)) -> None:
+        """Write a file of the history; an error is said once, and the service is fed nevertheless.
+
+        A start that finds an older file, as after a full disk, sends more again than one that does not.
+        """
+        path, unwritten = self.folder / name, self.metrics.unwritten
+        try:
+            write()
+        except errors as error:
+            if name not in unwritten:
+                self.say(f"{path}: not written, and tried again later: {error}")
+            unwritten.add(name)
+        else:
+            if name in unwritten:
+                self.say(f"{path}: written again")
+            unwritten.discard(name)
 
     def _has_until_us(self) -> int:
         """Return the end of the last window that the service has of the tasks that were sent last; 0 for none.
@@ -473,6 +495,12 @@ class Feed:
     def _count(self, written: WriteAnswer) -> None:
         for code, n in written.refused.items():
             self.report.refused[code] = self.report.refused.get(code, 0) + n
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, complete or not at all."""
+    with replaced_file(path) as begun:
+        begun.write_bytes(content)
 
 
 def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:

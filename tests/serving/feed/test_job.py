@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -28,7 +31,7 @@ from reclaim.data.fetch.prometheus.job import shorten_history
 from reclaim.data.fetch.prometheus.transports import TRANSPORTS, read_query
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.dialect import Metric, parse_dialect
-from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
+from reclaim.data.traces.history import PIECE_S, RECORD, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold
 from reclaim.data.traces.kubernetes.owners import machine_id
@@ -506,6 +509,69 @@ def test_a_file_that_cannot_be_written_does_not_end_the_feed(history: Path, serv
     assert all(line.endswith("trying again in 30 s") for line in said[1:])
     assert "file" in said[1]
     assert max(row[s.END_US] for row in known(service).values()) == (T0 + int(2.5 * HOUR_S) - 300) * US
+
+
+class Full:
+    """Disk of a history that is full between two times."""
+
+    def __init__(self, moment: Moment, since_s: float, until_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moment, self.range_s, self.failed = moment, (since_s, until_s), set[str]()
+        for of, name in ((Path, "write_text"), (Path, "write_bytes"), (pq.ParquetWriter, "__init__")):
+            monkeypatch.setattr(of, name, self.checked(getattr(of, name)))
+
+    def checked(self, write: Any) -> Any:
+        """Return a way to write that fails while the disk is full."""
+
+        def checked(own: Any, *args: Any, **options: Any) -> Any:
+            path = own if isinstance(own, Path) else args[0]
+            if self.range_s[0] <= self.moment.now_s - T0 < self.range_s[1]:
+                self.failed.add(path.name.removesuffix(".partial"))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return write(own, *args, **options)
+
+        return checked
+
+
+def test_while_the_disk_of_the_history_is_full_windows_are_sent_and_then_its_files_are_written_again(
+    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From three hours to four and a half; the third two hours of the history are due at four hours."""
+    said, sent, moment = list[str](), set[float](), Moment(2.2 * HOUR_S, 5 * HOUR_S)
+    write = Client.usage_table
+
+    def counted(self: Client, table: pa.Table) -> Any:
+        sent.add(moment.now_s - T0)
+        return write(self, table)
+
+    with monkeypatch.context() as patch:
+        full = Full(moment, 3 * HOUR_S, 4.5 * HOUR_S, patch)
+        patch.setattr(Client, "usage_table", counted)
+        run(history, service, moment, said=said)
+    assert full.failed == {PROGRESS, FOLD, "2026-11-01T10.parquet"}
+    assert len([at for at in sent if 3 * HOUR_S <= at < 4.5 * HOUR_S]) == 18  # one for each slot
+    for name in (PROGRESS, FOLD, RECORD):
+        assert sum(line.startswith(f"{history / name}: not written, and tried again later: ") for line in said) == 1
+        assert sum(line == f"{history / name}: written again" for line in said) == 1
+    assert History.open(history).range_s == (T0, T0 + 2 * PIECE_S)
+    found = from_bytes((history / FOLD).read_bytes())
+    assert found is not None
+    assert found[1] == (T0 + 5 * HOUR_S - 600) * US
+    other = write_history(tmp_path / "other", SERIES, 1)
+    with make_app() as (app, _), at_url(app) as url:
+        run(other, url, Moment(2.2 * HOUR_S, 5 * HOUR_S))
+        assert known(service) == known(url)
+
+
+def test_a_feed_that_starts_on_a_full_disk_sends_nevertheless(
+    history: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, moment = list[str](), Moment(4.2 * HOUR_S, 4.5 * HOUR_S)
+    with monkeypatch.context() as patch:
+        full = Full(moment, 0, 9 * HOUR_S, patch)
+        run(history, service, moment, said=said)
+    assert full.failed == {PROGRESS, FOLD, "2026-11-01T10.parquet"}
+    assert len([line for line in said if "No space left on device" in line]) == 3
+    assert max(row[s.END_US] for row in known(service).values()) == (T0 + 4.5 * HOUR_S - 300) * US
 
 
 def test_a_record_that_a_crash_left_empty_costs_a_second_sending(history: Path, service: str) -> None:
