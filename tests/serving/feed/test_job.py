@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from reclaim.data import schema as s
 from reclaim.data.core.files import locked
@@ -180,6 +181,28 @@ def test_a_service_that_is_fed_answers_as_one_that_is_sent_the_ingested_history(
     assert len(found) == 2
     assert len(ended) == 1  # the third pod, gone since three hours; the fourth is still to come
     assert {key: expected[key] for key in found} == found
+
+
+def test_a_task_that_went_and_came_back_between_two_looks_goes_on_as_in_an_ingest(
+    service: str, make_app: Any, at_url: Any, tmp_path: Path
+) -> None:
+    """A pod of a set is gone for half an hour, and the server is away for longer: windows are missing, a run began."""
+    until_s, gone, name = 5 * HOUR_S, (2.5 * HOUR_S, 3 * HOUR_S), "db-0"
+    series = together(
+        pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5),
+        *(pod(name, start_s, end_s, cores=1.0) for start_s, end_s in ((0, gone[0]), (gone[1], 8 * HOUR_S))),
+    )
+    history = write_history(tmp_path / "history", series, 1)
+    moment = Moment(2.2 * HOUR_S, until_s + 90)
+    report = run(history, service, moment, series=series, failing=(gone[0] - 200, gone[1] + 900))
+    assert report is None
+    whole = write_history(tmp_path / "whole", series, 4)
+    table = histories_of(ingest(whole, tmp_path / "dataset", IngestConfig(trace="kubernetes")).dataset)
+    with make_app() as (app, _), at_url(app) as other:
+        sent(table.filter(pc.less_equal(table[s.END_US], (T0 + int(until_s)) * US)), other)
+        assert known(service) == known(other)
+    counts = sorted((row["windows"], row["age_s"]) for row in known(service).values())
+    assert counts == [(54, until_s), (60, until_s)]
 
 
 @pytest.mark.parametrize(("after", "answered"), [(1, False), (9, True), (30, False), (30, True)])
@@ -747,6 +770,66 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, reserved of limits: no CPU limit, \d+\.\d % of memory", said[1]
     )
+
+
+def listed(series: Piece, *stays: tuple[float, str | None]) -> Piece:
+    """Return the series of pods that are listed on nodes, each from a time on; None: on none."""
+    ends_s = [*(since_s for since_s, _ in stays[1:]), 9 * HOUR_S]
+    parts: list[Piece] = [{role: rows for role, rows in series.items() if role != "pod"}]
+    for (since_s, node), end_s in zip(stays, ends_s, strict=True):
+        for row in cut({"pod": series["pod"]}, round((T0 + since_s) * 1000), round((T0 + end_s) * 1000)).get("pod", []):
+            of = {name: value for name, value in row.named.items() if name != "node"} | ({"node": node} if node else {})
+            parts.append({"pod": [RawSeries(tuple(sorted(of.items())), row.time_ms, row.value)]})
+    return together(*parts)
+
+
+def nodes_of(history: Path) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the node of each pod in the table that was written last, empty for none, and the limit of each node."""
+    table = csv.read_csv(history / "out.csv").to_pylist()
+    text = (history / "out.prom").read_text()
+    limits = dict(re.findall(r'reclaim_node_memory_limit_bytes\{node="(\w+)"\} (\S+)', text))
+    return ({row[s.POD][-5:]: row[s.MACHINE_NAME] or "" for row in table},
+            {node: float(limit) for node, limit in limits.items()})  # fmt: skip
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.7:10250"])
+def test_a_task_whose_node_nothing_names_is_fed_as_the_others(
+    address: str | None, history: Path, service: str
+) -> None:
+    """The exporter lists the pods before they have a node, or has no label of it; a scraper's address is one."""
+    nowhere = pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5)
+    if address:
+        for role in ("cpu", "memory"):
+            nowhere[role] = [RawSeries((*row.labels, ("instance", address)), row.time_ms, row.value)
+                             for row in nowhere[role]]  # fmt: skip
+    somewhere = pod("cart-7d9f8b6c5x-bbbbb", 0, 8 * HOUR_S, cores=1.5)
+    series = together(listed(nowhere, (0, None)), listed(somewhere, (0, "n2")))
+    out = (history / "out.csv", history / "out.prom")
+    again = write_history(history.parent / "again", series, 1)
+    run(again, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), series=series, out=out)
+    pods, limits = nodes_of(history)
+    assert pods == {"aaaaa": address or "", "bbbbb": "n2"}
+    assert limits["n2"] == 4e9
+    found = {row[s.MACHINE_ID] for row in known(service).values()}
+    assert found == {machine_id("n2"), machine_id(address) if address else None}
+    assert {row["windows"] for row in known(service).values()} == {35}
+
+
+def test_a_task_is_on_the_node_that_is_listed_last(history: Path, service: str) -> None:
+    """One is listed without a node until 2.5 hours, one comes again on another node then; both ends on the same."""
+    late = listed(pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5), (0, None), (2.5 * HOUR_S, "n2"))
+    moved = listed(pod("cart-7d9f8b6c5x-bbbbb", 0, 8 * HOUR_S, cores=1.5), (0, "n1"), (2.5 * HOUR_S, "n2"))
+    silent = listed(pod("cart-7d9f8b6c5x-ccccc", 0, 8 * HOUR_S, cores=1.0), (0, "n3"))
+    silent["pod"] = cut(silent, 0, round((T0 + 2.5 * HOUR_S) * 1000))["pod"]  # the exporter no longer lists it
+    series = together(late, moved, silent)
+    again = write_history(history.parent / "again", series, 1)
+    out = (history / "out.csv", history / "out.prom")
+    run(again, service, Moment(2.2 * HOUR_S, 2.3 * HOUR_S), series=series, out=out)
+    assert nodes_of(history) == ({"aaaaa": "", "bbbbb": "n1", "ccccc": "n3"}, {"n1": 4e9, "n3": 4e9})
+    run(again, service, Moment(2.3 * HOUR_S, 3.5 * HOUR_S), series=series, out=out)
+    assert nodes_of(history) == ({"aaaaa": "n2", "bbbbb": "n2", "ccccc": "n3"}, {"n2": 8e9, "n3": 4e9})
+    assert {row[s.MACHINE_ID] for row in known(service).values()} == {machine_id("n2"), machine_id("n3")}
+    assert len(known(service)) == 3
 
 
 def test_a_prometheus_reads_the_reservations_of_the_last_slot(
