@@ -793,9 +793,7 @@ def nodes_of(history: Path) -> tuple[dict[str, str], dict[str, float]]:
 
 
 @pytest.mark.parametrize("address", [None, "10.0.0.7:10250"])
-def test_a_task_whose_node_nothing_names_is_fed_as_the_others(
-    address: str | None, history: Path, service: str
-) -> None:
+def test_a_task_whose_node_nothing_names_is_fed_as_the_others(address: str | None, history: Path, service: str) -> None:
     """The exporter lists the pods before they have a node, or has no label of it; a scraper's address is one."""
     nowhere = pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5)
     if address:
