@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx
 import pyarrow as pa
@@ -23,19 +24,22 @@ from reclaim.data.fetch.prometheus.client import Client as Server
 from reclaim.data.fetch.prometheus.job import LATE_S, extend_history, shorten_history
 from reclaim.data.fetch.prometheus.live import LiveReader
 from reclaim.data.samples import WINDOW_US
-from reclaim.data.traces.dialect import Dialect
-from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
+from reclaim.data.traces.dialect import USAGE, Dialect
+from reclaim.data.traces.history import PIECE_S, RECORD, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.fold import TaskKey
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
 from reclaim.data.traces.kubernetes.series import copies_in_words
 from reclaim.serving.cell.outcomes import IN_THE_FUTURE, OUTCOMES
 from reclaim.serving.client.client import Client, ServiceError
+from reclaim.serving.feed.empty import EmptySlots
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import METRICS, check_out, nodes_with_names, with_names, write_named
 from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
 from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 
+T = TypeVar("T")
+Errors = type[Exception] | tuple[type[Exception], ...]
 DEFAULT_SERVICE: Final = "http://127.0.0.1:3000"
 LOCK: Final = "feed.lock"
 PROGRESS: Final = "feed.json"
@@ -185,8 +189,7 @@ def feed(
             reader = LiveReader(server, config.access, history, now())
             # not beyond the samples: the clock may be wrong, and what is fetched stays
             now_s = now() if reader.scraped(int(now())) else history.range_s[1]
-            extend_history(config.access, folder, now_s=now_s, progress=progress)
-            shorten_history(folder, config.keep_days)
+            _grown(one, history.range_s[1], now_s, progress, errors=OSError)
             while True:
                 try:
                     at_s = _send_history(one, progress, now=now, sleep=sleep)
@@ -253,7 +256,7 @@ def _follow(
     one: Feed, reader: LiveReader, at_s: int, *, now: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
     """Send each slot from ``at_s`` on as it ends."""
-    config, begun_s, seen_s = one.config, at_s, at_s
+    config, begun_s, seen_s, empty = one.config, at_s, at_s, EmptySlots()
     end_s = History.open(one.folder).range_s[1]
 
     def further() -> None:
@@ -263,16 +266,18 @@ def _follow(
         if begun_s < at_s > due_s + SLOT_S:
             raise AgainError(f"the clock went back: slots were read up to {_moment(at_s)} before they ended")
         if due_s > at_s:
+            at_s = _back(one, reader, empty, at_s)
             until_s = min(due_s, at_s + PIECE_S)
-            series = _read(reader, at_s, max(min(int(now()), until_s + SLOT_S), until_s), config.once)
+            series = _read(reader.read, at_s, max(min(int(now()), until_s + SLOT_S), until_s), config.once)
             one.take(series, at_s, until_s)
+            empty.folded(series.get(USAGE[0], ()), at_s, until_s, one.before)
             seen_s = max((int(row.time_ms[-1]) // 1000 for rows in series.values() for row in rows), default=seen_s)
             at_s = until_s
             one.send()
         if at_s == due_s:
             one.write()
             if at_s >= end_s + PIECE_S:  # not beyond the samples: the clock may be wrong, and what is fetched stays
-                end_s = _grown(config, one.folder, end_s, min(now(), seen_s + LATE_S), one.say)
+                end_s = _grown(one, end_s, min(now(), seen_s + LATE_S))
 
     while True:
         _patiently(one, further, sleep)
@@ -282,25 +287,40 @@ def _follow(
             sleep(min(max(at_s + SLOT_S + config.delay_s - now(), 1.0), SLOT_S + config.delay_s))
 
 
-def _read(reader: LiveReader, start_s: int, end_s: int, once: bool) -> dict[str, list[RawSeries]]:
+def _back(one: Feed, reader: LiveReader, empty: EmptySlots, at_s: int) -> int:
+    """Return the time from which to fold: ``at_s``, or before slots that were empty and of which samples came late."""
+    if empty.before is None or not (came := empty.came(_read(reader.usage, *empty.range_s, one.config.once))):
+        return at_s
+    one.say(f"samples of {_moment(came[0])} to {_moment(came[-1] + SLOT_S)} came late, and are sent now")
+    start_s, fold = empty.before
+    one.go_back(fold)
+    return start_s
+
+
+def _read(read: Callable[[int, int], T], start_s: int, end_s: int, once: bool) -> T:
     """Return samples; a server that refuses access it gave before counts as failing for a while."""
     try:
-        return reader.read(start_s, end_s)
+        return read(start_s, end_s)
     except ConfigError as error:
         if once:
             raise
         raise TraceError(str(error)) from error
 
 
-def _grown(config: FeedConfig, folder: Path, end_s: int, now_s: float, say: Callable[[str], None]) -> int:
+def _grown(
+    one: Feed, end_s: int, now_s: float, progress: Callable[[float], None] | None = None,
+    errors: Errors = (TraceError, ConfigError, OSError),
+) -> int:  # fmt: skip
     """Fetch what the history lacks, drop what is too old, and return its end: the old one where it cannot grow."""
-    try:
-        end_s = extend_history(config.access, folder, now_s=now_s).end_s
-        shorten_history(folder, config.keep_days)
-        return end_s
-    except (TraceError, ConfigError, OSError) as error:  # the service is fed nevertheless
-        say(f"{folder} grows later: {error}")
-        return end_s
+
+    def grow() -> None:
+        nonlocal end_s
+        longer_s = extend_history(one.config.access, one.folder, now_s=now_s, progress=progress).end_s
+        shorten_history(one.folder, one.config.keep_days)
+        end_s = longer_s
+
+    one.keep(RECORD, grow, errors)
+    return end_s
 
 
 def _ended_s(at_s: float) -> int:
@@ -309,7 +329,13 @@ def _ended_s(at_s: float) -> int:
 
 
 class Feed:
-    """Sends slots to a service in order; those that it has not taken wait."""
+    """Sends slots to a service in order; those that it has not taken wait.
+
+    Attributes
+    ----------
+    before : bytes
+        The fold before the slots that were taken last.
+    """
 
     def __init__(self, config: FeedConfig, service: Client, folder: Path, say: Callable[[str], None]) -> None:
         self.config, self.folder, self.say = config, folder, say
@@ -318,7 +344,7 @@ class Feed:
         self.metrics = NamedMetrics(refused=self.report.refused)
         self._service = service
         self._fold: LiveFold | None = None
-        self._before = b""
+        self.before = b""
         self._witnesses = _recorded(folder / PROGRESS, say)
         self._known_us = self._reached_us = 0
         self._written_us = 0
@@ -350,7 +376,7 @@ class Feed:
     def take(self, series: dict[str, list[RawSeries]], start_s: int, end_s: int) -> None:
         """Fold the samples of a range, in seconds; its slots wait, except those that the service knows."""
         if not self.waiting:
-            self._before = as_bytes(self.fold, start_s * _US)
+            self.before = as_bytes(self.fold, start_s * _US)
         slots = self.fold.take(series, start_s * _US, end_s * _US)
         for task in self.fold.tasks().values():
             if task.twice and task.twice not in self._twice:  # one container stands for all
@@ -358,6 +384,13 @@ class Feed:
                 name = "/".join(filter(None, task.key))
                 self.say(f"{name} is measured twice, and one copy counts: {copies_in_words(task.twice)}")
         self.waiting += [slot for slot in slots if slot.end_us >= self._known_us]
+
+    def go_back(self, before: bytes) -> None:
+        """Continue with an earlier fold, one that ``before`` was; AgainError where it cannot be read any more."""
+        kept = from_bytes(before)
+        if kept is None:
+            raise AgainError("an earlier fold cannot be read")
+        self._fold, _ = kept
 
     def send(self) -> None:
         """Send the slots that wait, in order; one whose answer got lost is sent again, which changes nothing.
@@ -394,7 +427,7 @@ class Feed:
                 first = windows.slice(0, _WITNESSES)
                 keys = zip(*(first[name].to_pylist() for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)), strict=True)
                 self._witnesses = list(keys)
-                write_json(self.folder / PROGRESS, {"tasks": self._witnesses})
+                self.keep(PROGRESS, partial(write_json, self.folder / PROGRESS, {"tasks": self._witnesses}))
             if ends.num_rows:  # after the record: the service forgets these
                 self._service.tasks_table(ends)
             gone = dict(slot.ended)
@@ -405,9 +438,25 @@ class Feed:
             self.report.ended += ends.num_rows
             self.report.until_us = self.metrics.until_us = slot.end_us
         if self.report.windows > sent:  # the service now has later windows than the fold
-            with replaced_file(self.folder / FOLD) as partial:
-                partial.write_bytes(self._before)
+            self.keep(FOLD, partial(_write, self.folder / FOLD, self.before))
         self._reached_us = self._has_until_us()
+
+    def keep(self, name: str, write: Callable[[], None], errors: Errors = (ConfigError, OSError)) -> None:
+        """Write a file of the history; an error is said once, and the service is fed nevertheless.
+
+        A start that finds an older file, as after a full disk, sends more again than one that does not.
+        """
+        path, unwritten = self.folder / name, self.metrics.unwritten
+        try:
+            write()
+        except errors as error:
+            if name not in unwritten:
+                self.say(f"{path}: not written, and tried again later: {error}")
+            unwritten.add(name)
+        else:
+            if name in unwritten:
+                self.say(f"{path}: written again")
+            unwritten.discard(name)
 
     def _has_until_us(self) -> int:
         """Return the end of the last window that the service has of the tasks that were sent last; 0 for none.
@@ -446,6 +495,12 @@ class Feed:
     def _count(self, written: WriteAnswer) -> None:
         for code, n in written.refused.items():
             self.report.refused[code] = self.report.refused.get(code, 0) + n
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, complete or not at all."""
+    with replaced_file(path) as begun:
+        begun.write_bytes(content)
 
 
 def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:

@@ -45,6 +45,8 @@ class NamedMetrics(Collector):
         End of the last slot that the service knows.
     refused : mapping of str to int
         Windows that the service refused, by code.
+    unwritten : set of str
+        Files of the history that could not be written at the last try.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class NamedMetrics(Collector):
         nodes: pa.Table | None = None,
     ) -> None:  # fmt: skip
         self.table, self.until_us, self.refused, self.nodes = table, until_us, refused, nodes
+        self.unwritten: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the end of the last slot, counts of refused windows, and gauges of containers and nodes."""
@@ -64,6 +67,8 @@ class NamedMetrics(Collector):
         for code, n in sorted(dict(self.refused).items()):
             counter.add_metric([code], n)
         yield counter
+        words = "Files of the history that could not be written at the last try."
+        yield GaugeMetricFamily("reclaim_feed_unwritten_files", words, len(self.unwritten))
         if table is not None:
             yield from _of_containers(table)
         if nodes is not None:

@@ -42,8 +42,13 @@ class LiveReader:
 
     def scraped(self, now_s: int) -> bool:
         """Return whether there is usage of the ten minutes before a time, seconds of Unix time; raises as ``read``."""
-        range_ms = (now_s - LATE_S) * 1000, now_s * 1000
-        return bool(read_series(self._client, self._metrics[0], self._transport, *range_ms, without=self._without))
+        return bool(self.usage(now_s - LATE_S, now_s))
+
+    def usage(self, start_s: int, end_s: int) -> list[RawSeries]:
+        """Return the series of the first role of usage in [start, end), as ``read`` does; TraceError where it fails."""
+        range_ms = start_s * 1000, end_s * 1000
+        rows = read_series(self._client, self._metrics[0], self._transport, *range_ms, without=self._without)
+        return [row for row in map(finite, rows) if len(row.value)]
 
     def read(self, start_s: int, end_s: int) -> dict[str, list[RawSeries]]:
         """Return the series by role in [start, end), in seconds of Unix time, as ``read_piece`` does.

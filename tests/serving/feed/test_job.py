@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
 import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
+from pyarrow import csv
 
 from reclaim.data import schema as s
 from reclaim.data.core.files import locked
@@ -26,7 +32,7 @@ from reclaim.data.fetch.prometheus.job import shorten_history
 from reclaim.data.fetch.prometheus.transports import TRANSPORTS, read_query
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.dialect import Metric, parse_dialect
-from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
+from reclaim.data.traces.history import PIECE_S, RECORD, History, RawSeries, cut, read_piece
 from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold
 from reclaim.data.traces.kubernetes.owners import machine_id
@@ -68,11 +74,31 @@ class Moment:
             raise KeyboardInterrupt
 
 
+@dataclass(frozen=True)
+class Late:
+    """Samples of [since, until) that come later: at a time, or slowly from then on."""
+
+    since_s: float
+    until_s: float
+    come_s: float
+    slowly: bool = False
+
+    def at_ms(self, time_ms: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return when samples are there."""
+        late = (time_ms >= (T0 + self.since_s) * 1000) & (time_ms < (T0 + self.until_s) * 1000)
+        come_ms = (T0 + self.come_s) * 1000 + self.slowly * (time_ms - (T0 + self.since_s) * 1000) / 2
+        return np.where(late, np.maximum(come_ms, time_ms), time_ms)
+
+
+ON_TIME = Late(0, 0, 0)
+
+
 @contextmanager
 def a_prometheus(
-    series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0), status: int = 500
-) -> Iterator[str]:
-    """Answer range selectors with what was scraped until now; fail for a while."""
+    series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0), status: int = 500,
+    late: Late = ON_TIME,
+) -> Iterator[str]:  # fmt: skip
+    """Answer range selectors with what was scraped until now, or comes late; fail for a while."""
     by_name = {NAMES[role]: rows for role, rows in series.items()}
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
@@ -86,7 +112,7 @@ def a_prometheus(
         found: list[dict[str, Any]] = []
         for row in by_name.get(name, []):
             kept = (row.time_ms > end_ms - int(range_ms)) | (row.time_ms == end_ms - int(range_ms) + 1)
-            kept &= row.time_ms <= min(end_ms, moment.now_s * 1000)
+            kept &= (row.time_ms <= end_ms) & (late.at_ms(row.time_ms) <= moment.now_s * 1000)
             if kept.any():
                 values = [[t / 1000, repr(v)] for t, v in zip(row.time_ms[kept].tolist(), row.value[kept].tolist(),
                                                               strict=True)]  # fmt: skip
@@ -111,11 +137,11 @@ def service(make_app: Any, at_url: Any) -> Iterator[str]:
 
 def run(
     history: Path, service: str, moment: Moment, *, failing: tuple[float, float] = (0, 0),
-    said: list[str] | None = None, series: Piece = SERIES, status: int = 500, **changes: Any,
+    said: list[str] | None = None, series: Piece = SERIES, status: int = 500, late: Late = ON_TIME, **changes: Any,
 ) -> FeedReport | None:  # fmt: skip
     """Feed until the time of the test is over; None where that ends it."""
     lines: list[str] = [] if said is None else said
-    with a_prometheus(series, moment, failing, status) as url:
+    with a_prometheus(series, moment, failing, status, late) as url:
         config = FeedConfig(Access(url, pause_s=0.001), service, **changes)
         try:
             return feed(config, history, say=lines.append, now=moment.now, sleep=moment.sleep)
@@ -155,6 +181,28 @@ def test_a_service_that_is_fed_answers_as_one_that_is_sent_the_ingested_history(
     assert len(found) == 2
     assert len(ended) == 1  # the third pod, gone since three hours; the fourth is still to come
     assert {key: expected[key] for key in found} == found
+
+
+def test_a_task_that_went_and_came_back_between_two_looks_goes_on_as_in_an_ingest(
+    service: str, make_app: Any, at_url: Any, tmp_path: Path
+) -> None:
+    """A pod of a set is gone for half an hour, and the server is away for longer: windows are missing, a run began."""
+    until_s, gone, name = 5 * HOUR_S, (2.5 * HOUR_S, 3 * HOUR_S), "db-0"
+    series = together(
+        pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5),
+        *(pod(name, start_s, end_s, cores=1.0) for start_s, end_s in ((0, gone[0]), (gone[1], 8 * HOUR_S))),
+    )
+    history = write_history(tmp_path / "history", series, 1)
+    moment = Moment(2.2 * HOUR_S, until_s + 90)
+    report = run(history, service, moment, series=series, failing=(gone[0] - 200, gone[1] + 900))
+    assert report is None
+    whole = write_history(tmp_path / "whole", series, 4)
+    table = histories_of(ingest(whole, tmp_path / "dataset", IngestConfig(trace="kubernetes")).dataset)
+    with make_app() as (app, _), at_url(app) as other:
+        sent(table.filter(pc.less_equal(table[s.END_US], (T0 + int(until_s)) * US)), other)
+        assert known(service) == known(other)
+    counts = sorted((row["windows"], row["age_s"]) for row in known(service).values())
+    assert counts == [(54, until_s), (60, until_s)]
 
 
 @pytest.mark.parametrize(("after", "answered"), [(1, False), (9, True), (30, False), (30, True)])
@@ -318,6 +366,41 @@ def test_what_a_server_or_a_service_missed_is_made_good(
         assert known(service) == known(url)
 
 
+@pytest.mark.parametrize(("until_s", "come_s", "slowly"), [
+    (9_000, 9_400, False),  # one slot, after the one that follows it was sent
+    (32_400, 10_500, False),  # five slots
+    (9_000, 9_300, True), (11_100, 11_000, True),
+])  # fmt: skip
+def test_slots_that_were_empty_are_sent_where_their_samples_come_late(
+    until_s: float, come_s: float, slowly: bool, history: Path, service: str, make_app: Any, at_url: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As of a server that gets its samples from another one: all at once, or as many as a look finds."""
+    write, sent = Client.usage_table, [set[tuple[int, ...]]()]
+
+    def counted(self: Client, table: pa.Table) -> Any:
+        found = write(self, table)
+        assert set(found.write.refused) <= {"too_late", "ended"}  # of windows that are sent again
+        keys = (table[name].to_pylist() for name in (s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US))
+        sent[-1].update(zip(*keys, strict=True))
+        return found
+
+    monkeypatch.setattr(Client, "usage_table", counted)
+    said: list[str] = []
+    run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S), late=Late(8_700, until_s, come_s, slowly), said=said)
+    assert any("came late, and are sent now" in line for line in said)
+    sent.append(set())
+    other = write_history(tmp_path / "other", SERIES, 1)
+    with make_app() as (app, _), at_url(app) as url:
+        run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
+        assert sent[1] <= sent[0]
+        if not slowly:
+            found, expected = (
+                {key: (row["windows"], row[s.END_US]) for key, row in known(of).items()} for of in (service, url)
+            )
+            assert found == expected
+
+
 def renamed(series: Piece, namespace: str) -> Piece:
     """Return the series of another namespace."""
     return {
@@ -451,6 +534,69 @@ def test_a_file_that_cannot_be_written_does_not_end_the_feed(history: Path, serv
     assert max(row[s.END_US] for row in known(service).values()) == (T0 + int(2.5 * HOUR_S) - 300) * US
 
 
+class Full:
+    """Disk of a history that is full between two times."""
+
+    def __init__(self, moment: Moment, since_s: float, until_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moment, self.range_s, self.failed = moment, (since_s, until_s), set[str]()
+        for of, name in ((Path, "write_text"), (Path, "write_bytes"), (pq.ParquetWriter, "__init__")):
+            monkeypatch.setattr(of, name, self.checked(getattr(of, name)))
+
+    def checked(self, write: Any) -> Any:
+        """Return a way to write that fails while the disk is full."""
+
+        def checked(own: Any, *args: Any, **options: Any) -> Any:
+            path = own if isinstance(own, Path) else args[0]
+            if self.range_s[0] <= self.moment.now_s - T0 < self.range_s[1]:
+                self.failed.add(path.name.removesuffix(".partial"))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return write(own, *args, **options)
+
+        return checked
+
+
+def test_while_the_disk_of_the_history_is_full_windows_are_sent_and_then_its_files_are_written_again(
+    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From three hours to four and a half; the third two hours of the history are due at four hours."""
+    said, sent, moment = list[str](), set[float](), Moment(2.2 * HOUR_S, 5 * HOUR_S)
+    write = Client.usage_table
+
+    def counted(self: Client, table: pa.Table) -> Any:
+        sent.add(moment.now_s - T0)
+        return write(self, table)
+
+    with monkeypatch.context() as patch:
+        full = Full(moment, 3 * HOUR_S, 4.5 * HOUR_S, patch)
+        patch.setattr(Client, "usage_table", counted)
+        run(history, service, moment, said=said)
+    assert full.failed == {PROGRESS, FOLD, "2026-11-01T10.parquet"}
+    assert len([at for at in sent if 3 * HOUR_S <= at < 4.5 * HOUR_S]) == 18  # one for each slot
+    for name in (PROGRESS, FOLD, RECORD):
+        assert sum(line.startswith(f"{history / name}: not written, and tried again later: ") for line in said) == 1
+        assert sum(line == f"{history / name}: written again" for line in said) == 1
+    assert History.open(history).range_s == (T0, T0 + 2 * PIECE_S)
+    found = from_bytes((history / FOLD).read_bytes())
+    assert found is not None
+    assert found[1] == (T0 + 5 * HOUR_S - 600) * US
+    other = write_history(tmp_path / "other", SERIES, 1)
+    with make_app() as (app, _), at_url(app) as url:
+        run(other, url, Moment(2.2 * HOUR_S, 5 * HOUR_S))
+        assert known(service) == known(url)
+
+
+def test_a_feed_that_starts_on_a_full_disk_sends_nevertheless(
+    history: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, moment = list[str](), Moment(4.2 * HOUR_S, 4.5 * HOUR_S)
+    with monkeypatch.context() as patch:
+        full = Full(moment, 0, 9 * HOUR_S, patch)
+        run(history, service, moment, said=said)
+    assert full.failed == {PROGRESS, FOLD, "2026-11-01T10.parquet"}
+    assert len([line for line in said if "No space left on device" in line]) == 3
+    assert max(row[s.END_US] for row in known(service).values()) == (T0 + 4.5 * HOUR_S - 300) * US
+
+
 def test_a_record_that_a_crash_left_empty_costs_a_second_sending(history: Path, service: str) -> None:
     moment, said = Moment(3 * HOUR_S + 100, 4 * HOUR_S), list[str]()
     run(history, service, moment, once=True)
@@ -515,6 +661,12 @@ def test_a_login_that_expires_is_waited_for_and_a_wrong_one_is_said_at_once(hist
     run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), said=said, failing=away, status=401)
     assert any("HTTP 401" in line and line.endswith("trying again in 30 s") for line in said)
     assert max(row[s.END_US] for row in known(service).values()) == (T0 + 3 * HOUR_S - 300) * US
+
+
+def test_a_login_that_expires_while_slots_are_empty_is_waited_for(history: Path, service: str) -> None:
+    away, late = (9_300, 9_600), Late(8_700, 9_500, 9_500)
+    run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), failing=away, status=401, late=late)
+    assert {row["windows"] for row in known(service).values()} == {32, 34, 35}  # until 10,500 s, with a gap in one
 
 
 def test_a_margin_that_there_is_not_is_said_before_the_history_is_sent(history: Path, service: str) -> None:
@@ -618,6 +770,64 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, reserved of limits: no CPU limit, \d+\.\d % of memory", said[1]
     )
+
+
+def listed(series: Piece, *stays: tuple[float, str | None]) -> Piece:
+    """Return the series of pods that are listed on nodes, each from a time on; None: on none."""
+    ends_s = [*(since_s for since_s, _ in stays[1:]), 9 * HOUR_S]
+    parts: list[Piece] = [{role: rows for role, rows in series.items() if role != "pod"}]
+    for (since_s, node), end_s in zip(stays, ends_s, strict=True):
+        for row in cut({"pod": series["pod"]}, round((T0 + since_s) * 1000), round((T0 + end_s) * 1000)).get("pod", []):
+            of = {name: value for name, value in row.named.items() if name != "node"} | ({"node": node} if node else {})
+            parts.append({"pod": [RawSeries(tuple(sorted(of.items())), row.time_ms, row.value)]})
+    return together(*parts)
+
+
+def nodes_of(history: Path) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the node of each pod in the table that was written last, empty for none, and the limit of each node."""
+    table = csv.read_csv(history / "out.csv").to_pylist()
+    text = (history / "out.prom").read_text()
+    limits = dict(re.findall(r'reclaim_node_memory_limit_bytes\{node="(\w+)"\} (\S+)', text))
+    return ({row[s.POD][-5:]: row[s.MACHINE_NAME] or "" for row in table},
+            {node: float(limit) for node, limit in limits.items()})  # fmt: skip
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.7:10250"])
+def test_a_task_whose_node_nothing_names_is_fed_as_the_others(address: str | None, history: Path, service: str) -> None:
+    """The exporter lists the pods before they have a node, or has no label of it; a scraper's address is one."""
+    nowhere = pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5)
+    if address:
+        for role in ("cpu", "memory"):
+            nowhere[role] = [RawSeries((*row.labels, ("instance", address)), row.time_ms, row.value)
+                             for row in nowhere[role]]  # fmt: skip
+    somewhere = pod("cart-7d9f8b6c5x-bbbbb", 0, 8 * HOUR_S, cores=1.5)
+    series = together(listed(nowhere, (0, None)), listed(somewhere, (0, "n2")))
+    out = (history / "out.csv", history / "out.prom")
+    again = write_history(history.parent / "again", series, 1)
+    run(again, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), series=series, out=out)
+    pods, limits = nodes_of(history)
+    assert pods == {"aaaaa": address or "", "bbbbb": "n2"}
+    assert limits["n2"] == 4e9
+    found = {row[s.MACHINE_ID] for row in known(service).values()}
+    assert found == {machine_id("n2"), machine_id(address) if address else None}
+    assert {row["windows"] for row in known(service).values()} == {35}
+
+
+def test_a_task_is_on_the_node_that_is_listed_last(history: Path, service: str) -> None:
+    """One is listed without a node until 2.5 hours, one comes again on another node then; both ends on the same."""
+    late = listed(pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5), (0, None), (2.5 * HOUR_S, "n2"))
+    moved = listed(pod("cart-7d9f8b6c5x-bbbbb", 0, 8 * HOUR_S, cores=1.5), (0, "n1"), (2.5 * HOUR_S, "n2"))
+    silent = listed(pod("cart-7d9f8b6c5x-ccccc", 0, 8 * HOUR_S, cores=1.0), (0, "n3"))
+    silent["pod"] = cut(silent, 0, round((T0 + 2.5 * HOUR_S) * 1000))["pod"]  # the exporter no longer lists it
+    series = together(late, moved, silent)
+    again = write_history(history.parent / "again", series, 1)
+    out = (history / "out.csv", history / "out.prom")
+    run(again, service, Moment(2.2 * HOUR_S, 2.3 * HOUR_S), series=series, out=out)
+    assert nodes_of(history) == ({"aaaaa": "", "bbbbb": "n1", "ccccc": "n3"}, {"n1": 4e9, "n3": 4e9})
+    run(again, service, Moment(2.3 * HOUR_S, 3.5 * HOUR_S), series=series, out=out)
+    assert nodes_of(history) == ({"aaaaa": "n2", "bbbbb": "n2", "ccccc": "n3"}, {"n2": 8e9, "n3": 4e9})
+    assert {row[s.MACHINE_ID] for row in known(service).values()} == {machine_id("n2"), machine_id("n3")}
+    assert len(known(service)) == 3
 
 
 def test_a_prometheus_reads_the_reservations_of_the_last_slot(

@@ -153,6 +153,7 @@ def test_each_reservation_stands_by_the_names_of_its_container_and_one_of_an_unk
     labels = 'container="app",namespace="shop",pod="cart-1"'
     assert {name: float(value) for name, value in values.items()} == {
         "reclaim_feed_until_timestamp_seconds": 5.0, 'reclaim_feed_refused_windows_total{code="late"}': 2.0,
+        "reclaim_feed_unwritten_files": 0.0,
         f"reclaim_container_window_end_timestamp_seconds{{{labels}}}": 1e-6,
         f"reclaim_container_cpu_reservation_cores{{{labels}}}": 11.0,
         f"reclaim_container_cpu_request_cores{{{labels}}}": 2.0,
