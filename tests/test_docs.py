@@ -23,8 +23,11 @@ from typer.main import get_command
 
 from reclaim.cli import app as cli
 from reclaim.config import load_config
+from reclaim.data import dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.traces.series_mapping import load_mapping
+from reclaim.serving.cell import tracker
+from reclaim.training import bundle
 from reclaim.training.estimators.registry import ESTIMATORS
 from reclaim.training.settings import TrainConfig, shipped_configs
 
@@ -125,6 +128,14 @@ def test_the_pages_say_how_many_statistical_estimators_there_are() -> None:
         ("docs/how-it-works.md", f"There are {said}:"),
     ):  # fmt: skip
         assert words in " ".join((ROOT / page).read_text().split()), page
+
+
+def test_the_changelog_has_the_formats_of_now() -> None:
+    said = dict(re.findall(r"^\| (.+?) \| (\d+) \|", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE))
+    assert said == {
+        "state of a service": str(tracker.FORMAT), "bundle of a model": str(bundle.FORMAT),
+        "dataset": str(dataset.FORMAT_VERSION),
+    }  # fmt: skip
 
 
 def test_links_of_every_document_have_targets_and_anchors() -> None:
