@@ -255,8 +255,18 @@ def test_when_a_service_has_waited_until_its_time_had_passed_the_task_s_next_run
         task(0.8, 4, band=PRODUCTION, rank=1), replace(service, at=0.5), replace(service, use=QUIET, at=1, after=1),
         slots=8,
     )  # fmt: skip
-    # from 0.5 to 2.5 it waits in vain; that is seen at tick 3; from 4 on there is room for the next one, until 5
+    # from 0.5 to 2.5 it waits in vain; from 4 on there is room for the next one, until 5
     assert placed(outcome) == [0, -1, 4]
-    assert outcome.runs["ready_us"].tolist() == [0, 0.5 * SLOT_US, 3 * SLOT_US]
+    assert outcome.runs["ready_us"].tolist() == [0, 0.5 * SLOT_US, 2.5 * SLOT_US]
     assert outcome.runs["ended_us"].tolist() == [4 * SLOT_US, 2.5 * SLOT_US, 5 * SLOT_US]
-    assert outcome.runs["waited_us"].tolist() == [0, 2 * SLOT_US, SLOT_US]
+    assert outcome.runs["waited_us"].tolist() == [0, 2 * SLOT_US, 1.5 * SLOT_US]
+
+
+def test_a_service_that_waits_ends_by_the_clock_within_a_slot_and_the_task_s_next_run_is_placed_then() -> None:
+    too_large = task(2.0, 2, band=PRODUCTION, rank=1, at=0.25)
+    outcome = run(too_large, task(0.5, 4, band=PRODUCTION, rank=1, at=1, after=0), slots=3)
+    assert placed(outcome) == [-1, 2.25]
+    assert states(outcome) == [DONE, RUNNING]
+    assert outcome.runs["waited_us"].tolist() == [2 * SLOT_US, 0]
+    brief = run(replace(too_large, use=QUIET[:1], at=0.25), slots=2)  # a slot after it came, which is after a tick
+    assert (states(brief), brief.runs["ended_us"].tolist()) == ([DONE], [1.25 * SLOT_US])
