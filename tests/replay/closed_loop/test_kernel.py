@@ -244,7 +244,7 @@ def test_a_service_whose_time_passes_while_the_run_before_it_goes_on_is_never_pl
     first = task(0.3, 4, band=PRODUCTION, rank=1)
     outcome = run(
         first,
-        replace(first, use=QUIET[:2], at=1, after=0),  # until 3
+        replace(first, use=QUIET[:3], at=1, after=0),  # until 4, when the first ends
         replace(first, use=QUIET[:1], at=1.5, after=1),  # until 2.5
         replace(first, use=QUIET, at=2, after=2),  # until 6
         slots=8,
