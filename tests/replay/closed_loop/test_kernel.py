@@ -163,8 +163,11 @@ def test_one_that_asks_for_less_than_one_that_failed_is_tried() -> None:
 
 
 def test_what_a_run_asks_of_each_resource_is_compared_with_the_most_that_is_left_of_that_one() -> None:
-    for swap in (1, -1):  # 0.9 of one resource on a machine that never has more than 0.5 of the other
-        first, asking, capacity = (pair[::swap] for pair in ((0.1, 0.4), (0.1, 0.9), (0.5, 1.0)))
+    cells: list[tuple[Pair, Pair, Pair]] = [
+        ((0.1, 0.4), (0.1, 0.9), (0.5, 1.0)),
+        ((0.4, 0.1), (0.9, 0.1), (1.0, 0.5)),
+    ]
+    for first, asking, capacity in cells:  # 0.9 of one resource on a machine that never has more than 0.5 of the other
         outcome = run(task(first, 2), long(asking, at=0.5), on=machines(capacity), slots=4)
         assert placed(outcome) == [0, 2]
 
