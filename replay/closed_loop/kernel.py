@@ -129,6 +129,8 @@ def _finish(i: int, loop: Any, now_us: int) -> Any:
     run = runs[i]
     if run.state == RUNNING:
         _leave(i, loop, now_us)
+    elif run.state == PENDING:
+        run.waited_us += now_us - run.waiting_us
     run.state = DONE
     run.ended_us = now_us
     loop.left[run.collection] -= 1
@@ -223,8 +225,14 @@ def _end_us(run: Any) -> Any:
 
 
 @numba.njit(**LENT)
+def _goes_on(run: Any) -> Any:
+    """Say whether a run ends at ``_end_us``: one that is placed, or a service that waits."""
+    return run.state == RUNNING or (run.service and run.state == PENDING)
+
+
+@numba.njit(**LENT)
 def _note_end(i: int, runs: Any, due: Any, until_us: int) -> None:
-    """Note a placed run that ends by ``until_us`` if nothing stops it."""
+    """Note a placed run that ends by ``until_us`` if nothing stops it, or a service that waits until then."""
     if _end_us(runs[i]) <= until_us:
         due[0] += 1
         due[due[0]] = i
@@ -436,14 +444,9 @@ def schedule(loop: Any, now_us: int, until_us: int) -> None:
     stopped = tick.kills.sum()
     for k in range(n):
         entry = waiting[turn[k]]
-        if now_us >= entry.until_us:  # a service whose time has passed
-            run = runs[entry.run]
-            ended_us = max(run.arrival_us + run.duration_us, run.waiting_us)
-            run.waited_us += ended_us - run.waiting_us
-            following = _finish(entry.run, loop, ended_us)
-            if following >= 0 and not _hold(following, loop):
-                runs[following].ready_us = now_us
-                _wait(following, runs, pending, now_us, now_us)
+        if entry.until_us <= until_us:
+            _note_end(entry.run, runs, loop.due, until_us)
+        if entry.until_us <= now_us:  # a service that has ended, or was held until its time had passed
             continue
         if tick.kills.sum() != stopped:  # a preemption made room
             stopped = tick.kills.sum()
@@ -480,14 +483,14 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
     """Process the events of a slot in the order of time; at one time ends, then changes of machines, then arrivals.
 
     An end at the start of the next slot belongs to this one. Ends of runs placed before are those noted, of which some
-    were stopped since. ``at`` counts the arrivals and changes taken so far; runs are in the order of their arrivals.
+    were stopped since; a service ends by the clock, also while it waits. ``at`` counts the arrivals and changes taken
+    so far; runs are in the order of their arrivals.
     """
     runs = loop.runs
     events = [(np.int64(until_us), np.int64(_LAST), np.int64(-1))]
     for k in range(1, loop.due[0] + 1):
         i = loop.due[k]
-        if runs[i].state == RUNNING:
-            events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), i))
+        events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), i))
     while at[0] < len(runs) and runs[at[0]].arrival_us < until_us:
         events.append((np.int64(max(runs[at[0]].arrival_us, now_us)), np.int64(_ARRIVAL), np.int64(at[0])))
         at[0] += 1
@@ -500,7 +503,7 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
         if i < 0:
             return
         if kind == _END:
-            if runs[i].state == RUNNING and max(_end_us(runs[i]), now_us) == time_us:
+            if _goes_on(runs[i]) and max(_end_us(runs[i]), now_us) == time_us:
                 following = _finish(i, loop, time_us)
                 if following >= 0:
                     heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
@@ -518,9 +521,10 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
                 following = _finish(i, loop, time_us)
                 if following >= 0:
                     heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
-            elif not _place(i, loop, time_us):
+                continue
+            if not _place(i, loop, time_us):
                 _wait(i, runs, loop.pending, time_us, time_us)
-            elif _end_us(run) <= until_us:
+            if _goes_on(run) and _end_us(run) <= until_us:
                 heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
 
 

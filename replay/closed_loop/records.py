@@ -166,7 +166,8 @@ class LoopState(NamedTuple):
     held: NDArray[np.int64]
     """Runs that wait for another collection's end; the first entry is their number."""
     due: NDArray[np.int64]
-    """Placed runs that end within the slot if nothing stops them; the first entry is their number."""
+    """Placed runs that end within the slot if nothing stops them, and services that wait and end in it, some of them
+    twice; the first entry is their number."""
     kills: NDArray[Any]
     """The first entry's ``run`` is the position of the next one."""
     tick: Any

@@ -222,7 +222,7 @@ def _before_first_slot(
         before=np.ascontiguousarray(pairs[:, 1]),
         before_of=np.searchsorted(pairs[:, 0], np.arange(collections + 1)).astype(np.int64),
         held=np.zeros(len(runs) + 1, np.int64),
-        due=np.zeros(len(runs) + 1, np.int64),
+        due=np.zeros(2 * len(runs) + 1, np.int64),
         kills=kills,
         tick=tick,
         need=np.zeros(2),

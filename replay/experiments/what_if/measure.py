@@ -280,7 +280,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=10,
+    version=11,
     config=WhatIfConfig,
     measure=measure,
     page=page,

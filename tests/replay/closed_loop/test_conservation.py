@@ -46,6 +46,9 @@ def test_no_time_of_a_run_is_lost_or_counted_twice(cell: SmallCell, checkpoint_s
     assert (runs["ran_us"] - runs["lost_us"] == useful_us)[batch & came].all()
     assert (runs["ended_us"] >= runs["arrival_us"] + runs["duration_us"])[done].all()
     assert (runs["lost_us"] == 0)[runs["service"]].all()
+    by_clock_us = np.maximum(runs["arrival_us"] + runs["duration_us"], runs["ready_us"])
+    assert (runs["ended_us"] == by_clock_us)[runs["service"] & done].all()
+    assert (by_clock_us > stop_us)[runs["service"] & came & ~done].all()
 
 
 @settings(max_examples=100, deadline=None)

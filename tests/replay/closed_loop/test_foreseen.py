@@ -22,7 +22,7 @@ from reclaim.training.machines.curve import INPUTS, MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
-from tests.replay.small_cells import SLOT_US, SmallCell, Task, cells, killed, machines, states, workload
+from tests.replay.small_cells import SLOT_US, Change, SmallCell, Task, cells, killed, machines, states, workload
 
 MEAN: Curves = (MachineCurve(tuple(0.01 * k for k in range(38)), tuple(float(name == "mean") for name in INPUTS)),) * 2
 """Reserves the sum of means; at the first budget nothing on top."""
@@ -192,6 +192,9 @@ def test_best_effort_work_gives_way_before_the_memory_runs_out() -> None:
         outcome = simulate(made, machines((1.0, 1.0)), reserved, scheduling=how)
         assert killed(outcome) == [(1, cause)]
         assert outcome.kills["at_us"].tolist() == [at * SLOT_US]
+    shrinks = machines((1.0, 1.0), changes=[Change(1.5, 0, capacity=(1.0, 0.8))])
+    alone, reserved = workload(first, slots=3)  # production does not give way for the 0.9
+    assert killed(simulate(alone, shrinks, reserved, scheduling=Scheduling(gives_way=True))) == []
     for gives_way in (False, True):  # the same where the need is foreseen
         calm, grown = replace(first, use=[(0.1, 0.1)] * 4), [of for _, of in held]
         outcome = run_together(calm, second, means=[grown, 0.3], gives_way=gives_way, slots=4)

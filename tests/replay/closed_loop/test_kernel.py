@@ -162,6 +162,16 @@ def test_one_that_asks_for_less_than_one_that_failed_is_tried() -> None:
     assert placed(outcome) == [0, 0, 0, -1, 2]
 
 
+def test_what_a_run_asks_of_each_resource_is_compared_with_the_most_that_is_left_of_that_one() -> None:
+    cells: list[tuple[Pair, Pair, Pair]] = [
+        ((0.1, 0.4), (0.1, 0.9), (0.5, 1.0)),
+        ((0.4, 0.1), (0.9, 0.1), (1.0, 0.5)),
+    ]
+    for first, asking, capacity in cells:  # 0.9 of one resource on a machine that never has more than 0.5 of the other
+        outcome = run(task(first, 2), long(asking, at=0.5), on=machines(capacity), slots=4)
+        assert placed(outcome) == [0, 2]
+
+
 def test_one_that_asks_for_less_now_than_at_first_is_tried_though_one_that_asks_for_less_than_that_failed() -> None:
     falls = [(0.5, 0.5)] * 2 + [(0.1, 0.1)] * 2
     outcome = run(
@@ -237,7 +247,7 @@ def test_a_service_whose_time_passes_while_the_run_before_it_goes_on_is_never_pl
     first = task(0.3, 4, band=PRODUCTION, rank=1)
     outcome = run(
         first,
-        replace(first, use=QUIET[:2], at=1, after=0),  # until 3
+        replace(first, use=QUIET[:3], at=1, after=0),  # until 4, when the first ends
         replace(first, use=QUIET[:1], at=1.5, after=1),  # until 2.5
         replace(first, use=QUIET, at=2, after=2),  # until 6
         slots=8,
@@ -255,8 +265,18 @@ def test_when_a_service_has_waited_until_its_time_had_passed_the_task_s_next_run
         task(0.8, 4, band=PRODUCTION, rank=1), replace(service, at=0.5), replace(service, use=QUIET, at=1, after=1),
         slots=8,
     )  # fmt: skip
-    # from 0.5 to 2.5 it waits in vain; that is seen at tick 3; from 4 on there is room for the next one, until 5
+    # from 0.5 to 2.5 it waits in vain; from 4 on there is room for the next one, until 5
     assert placed(outcome) == [0, -1, 4]
-    assert outcome.runs["ready_us"].tolist() == [0, 0.5 * SLOT_US, 3 * SLOT_US]
+    assert outcome.runs["ready_us"].tolist() == [0, 0.5 * SLOT_US, 2.5 * SLOT_US]
     assert outcome.runs["ended_us"].tolist() == [4 * SLOT_US, 2.5 * SLOT_US, 5 * SLOT_US]
-    assert outcome.runs["waited_us"].tolist() == [0, 2 * SLOT_US, SLOT_US]
+    assert outcome.runs["waited_us"].tolist() == [0, 2 * SLOT_US, 1.5 * SLOT_US]
+
+
+def test_a_service_that_waits_ends_by_the_clock_within_a_slot_and_the_task_s_next_run_is_placed_then() -> None:
+    too_large = task(2.0, 2, band=PRODUCTION, rank=1, at=0.25)
+    outcome = run(too_large, task(0.5, 4, band=PRODUCTION, rank=1, at=1, after=0), slots=3)
+    assert placed(outcome) == [-1, 2.25]
+    assert states(outcome) == [DONE, RUNNING]
+    assert outcome.runs["waited_us"].tolist() == [2 * SLOT_US, 0]
+    brief = run(replace(too_large, use=QUIET[:1], at=0.25), slots=2)  # a slot after it came, which is after a tick
+    assert (states(brief), brief.runs["ended_us"].tolist()) == ([DONE], [1.25 * SLOT_US])

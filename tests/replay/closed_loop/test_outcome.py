@@ -164,6 +164,12 @@ def test_a_run_that_is_ready_at_time_0_and_never_placed_has_waited_throughout() 
     assert found["delay_p50_s_production"] is None
 
 
+def test_shares_of_reasons_are_of_all_that_waited() -> None:
+    masks = np.array([[True], [False]])
+    found = summary(run(Task([(0.1, 0.1)] * 4, mask=1), Task([(0.1, 0.1)] * 4, (2.0, 2.0)), masks=masks, slots=3))
+    assert (found["waiting_for_constraints"], found["waiting_for_too_large"]) == (0.5, 0.5)
+
+
 def test_a_share_of_no_capacity_is_unknown() -> None:
     away = machines((1.0, 1.0), changes=[(1.0, 0, False), (3.0, 0, True)])
     found = over_time(run(Task([(0.2, 0.1)] * 4), on=away, slots=5), 5)

@@ -318,6 +318,8 @@ def test_the_next_run_of_a_task_goes_on_at_the_moment_the_one_before_has_ended()
     assert outcome.runs["ready_us"].tolist() == [0, 2 * SLOT_US]
     assert balance(outcome)["missed_h"] == pytest.approx(6 / 3600)
     assert summary(outcome)["delay_p99_s_production"] == 0.0
+    first = run(Task(QUIET, after=1), Task(QUIET), slots=6)  # as of a task whose runs came before the period
+    assert first.runs["first_placed_us"].tolist() == [4 * SLOT_US, 0]
 
 
 def test_a_service_that_never_ran_waited_until_its_time_had_passed_and_not_longer() -> None:
