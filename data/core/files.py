@@ -35,8 +35,10 @@ def retired_of(path: Path) -> Path:
 
 
 @contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
+def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error.
+
+    ``durable`` puts its content on the disk before: after a power cut no part of it has the name.
 
     Raises
     ------
@@ -48,6 +50,8 @@ def replaced_file(path: Path) -> Iterator[Path]:
         try:
             file.truncate(0)  # what a killed process left
             yield partial
+            if durable:
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
