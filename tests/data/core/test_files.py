@@ -155,6 +155,26 @@ def test_a_lock_is_of_the_file_that_has_the_name_even_where_that_changes_before_
         pass
 
 
+def test_a_folder_whose_holder_deletes_it_just_now_is_made_again_and_a_link_to_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, staging = Path.mkdir, partial_of(tmp_path / "a")
+
+    def there_a_moment_ago(folder: Path, **how: Any) -> None:
+        if folder == staging:
+            monkeypatch.setattr(Path, "mkdir", mkdir)
+            raise FileExistsError
+        mkdir(folder, **how)
+
+    monkeypatch.setattr(Path, "mkdir", there_a_moment_ago)
+    with replaced_folder(tmp_path / "a"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+    staging.symlink_to("nothing")
+    with pytest.raises(FileNotFoundError), replaced_folder(tmp_path / "a"):
+        pass
+
+
 def test_a_lock_without_an_error_for_a_busy_one_waits(tmp_path: Path) -> None:
     held = threading.Event()
 
