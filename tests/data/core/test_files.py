@@ -158,7 +158,8 @@ def test_a_lock_is_of_the_file_that_has_the_name_even_where_that_changes_before_
 def test_a_folder_whose_holder_deletes_it_just_now_is_made_again_and_a_link_to_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mkdir, staging = Path.mkdir, partial_of(tmp_path / "a")
+    path = tmp_path / "new" / "folder" / "a"
+    mkdir, staging = Path.mkdir, partial_of(path)
 
     def there_a_moment_ago(folder: Path, **how: Any) -> None:
         if folder == staging:
@@ -167,11 +168,11 @@ def test_a_folder_whose_holder_deletes_it_just_now_is_made_again_and_a_link_to_n
         mkdir(folder, **how)
 
     monkeypatch.setattr(Path, "mkdir", there_a_moment_ago)
-    with replaced_folder(tmp_path / "a"):
+    with replaced_folder(path):
         pass
-    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+    assert list(path.parent.iterdir()) == [path]
     staging.symlink_to("nothing")
-    with pytest.raises(FileNotFoundError), replaced_folder(tmp_path / "a"):
+    with pytest.raises(FileNotFoundError), replaced_folder(path):
         pass
 
 
