@@ -1,4 +1,4 @@
-"""Tables that are written whole or not at all, on a full disk and after a power cut."""
+"""Tables that are written whole or not at all, on a full disk and after a power cut, and always to the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reclaim.data.core.parquet import TableWriter
+from reclaim.data.core.parquet import ROW_GROUP_ROWS, TableWriter
 
 ROWS = pa.table({"a": [1, 2, 3]})
 
@@ -49,3 +49,20 @@ def test_a_durable_table_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
         writer.write(ROWS)
     found = (tmp_path / "a.parquet").stat()
     assert synced == {found.st_ino: found.st_size}
+
+
+def test_the_same_rows_give_the_same_bytes_in_batches_of_any_size(tmp_path: Path) -> None:
+    rows = 2 * ROW_GROUP_ROWS + 5
+    table, path, written = pa.table({"a": range(rows)}), tmp_path / "a.parquet", set[bytes]()
+    for size in (rows, 40_000, 7_001):
+        with TableWriter(path, table.schema) as writer:
+            for batch in table.to_batches(size):
+                writer.write(batch)
+        assert writer.rows == rows
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    groups = pq.read_metadata(path)
+    assert [groups.row_group(k).num_rows for k in range(3)] == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, 5]
+    with TableWriter(path, table.schema):
+        pass
+    assert pq.read_table(path) == table[:0]
