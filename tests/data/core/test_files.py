@@ -161,7 +161,7 @@ def test_a_folder_whose_holder_deletes_it_just_now_is_made_again_and_a_link_to_n
     path = tmp_path / "new" / "folder" / "a"
     mkdir, staging = Path.mkdir, partial_of(path)
 
-    def there_a_moment_ago(folder: Path, *mode: int, **how: Any) -> None:
+    def there_a_moment_ago(folder: Path, *mode: Any, **how: Any) -> None:
         if folder == staging:
             monkeypatch.setattr(Path, "mkdir", mkdir)
             raise FileExistsError
