@@ -35,8 +35,10 @@ def retired_of(path: Path) -> Path:
 
 
 @contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
+def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error.
+
+    ``durable`` puts its content on the disk before: after a power cut no part of it has the name.
 
     Raises
     ------
@@ -48,6 +50,8 @@ def replaced_file(path: Path) -> Iterator[Path]:
         try:
             file.truncate(0)  # what a killed process left
             yield partial
+            if durable:
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
@@ -162,8 +166,11 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         Another process is replacing ``path``, or it is the working folder.
     """
     path = _led_to(path)
-    if path.exists() and path.samefile(Path()):  # the process would go on in the old one
-        raise ConfigError(f"{path}: the working folder cannot be replaced; name a folder in it, or run from another")
+    with suppress(FileNotFoundError):
+        if path.samefile(Path()):  # the process would go on in the old one
+            raise ConfigError(
+                f"{path}: the working folder cannot be replaced; name a folder in it, or run from another"
+            )
     with _staging_of(path) as staging:
         fresh = staging / "new"
         fresh.mkdir()
@@ -193,7 +200,7 @@ def _staging_of(path: Path) -> Iterator[Path]:
         recover_folder(path)
         shutil.rmtree(staging / "new", ignore_errors=True)
 
-    with _lock_in(staging, ConfigError(f"{path}: another run is writing it; wait for it")):
+    with _lock_in(staging / _LOCK, ConfigError(f"{path}: another run is writing it; wait for it")):
         tidy()
         try:
             yield staging
@@ -202,16 +209,22 @@ def _staging_of(path: Path) -> Iterator[Path]:
             shutil.rmtree(staging, ignore_errors=True)  # deletes the lock too, so it comes last
 
 
-def _lock_in(folder: Path, busy: Exception) -> IO[bytes]:
-    """Return the locked file of a folder that its holder deletes at the end."""
+def _lock_in(path: Path, busy: Exception | None) -> IO[bytes]:
+    """Return the locked file of a name in a folder that is made, and that its holder may delete at the end."""
+    folder = path.parent
     while True:
         with _naming_the_remedy():
-            folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another process has just ended and deleted the folder
-                return _locked_at(folder / _LOCK, busy)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with suppress(FileExistsError):  # not by ``exist_ok``, which fails where it is deleted meanwhile
+                    folder.mkdir()
+                return _locked_at(path, busy)
+            except FileNotFoundError:  # another process has just ended and deleted the folder
+                if folder.is_symlink():
+                    raise
 
 
-def _locked_at(path: Path, busy: Exception) -> IO[bytes]:
+def _locked_at(path: Path, busy: Exception | None) -> IO[bytes]:
     """Return the locked file of a name that its holder deletes or gives to another file at the end."""
     while True:
         file = path.open("ab")
@@ -259,11 +272,7 @@ def locked(path: Path, busy: Exception | None) -> Iterator[None]:
 
     Its folder is made where it is missing. The file stays.
     """
-    with _naming_the_remedy():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        lock(file, busy)
+    with _lock_in(path, busy):
         yield
 
 
@@ -284,7 +293,7 @@ def working_folder(folder: Path, busy: Exception) -> Iterator[None]:
 
     Where an exception passes it stays, unless nothing is in it. ``busy`` is raised where another process holds it.
     """
-    with _lock_in(folder, busy):
+    with _lock_in(folder / _LOCK, busy):
         try:
             yield
         except BaseException:

@@ -29,13 +29,16 @@ class TableWriter:
         Columns whose smallest and largest values each row group records, for readers that skip groups.
     unlike : tuple of str
         Columns of numbers that hardly repeat, which get no dictionary.
+    durable : bool
+        Whether its content is on the disk before it has its name.
     """
 
     def __init__(
-        self, path: Path, schema: pa.Schema, statistics: tuple[str, ...] = (), unlike: tuple[str, ...] = ()
-    ) -> None:
+        self, path: Path, schema: pa.Schema, statistics: tuple[str, ...] = (), unlike: tuple[str, ...] = (), *,
+        durable: bool = False,
+    ) -> None:  # fmt: skip
         self._stack = ExitStack()
-        file = self._stack.enter_context(replaced_file(path))
+        file = self._stack.enter_context(replaced_file(path, durable=durable))
         self._schema = schema
         vectors = [f"{field.name}.list.element" for field in schema if field.type == pa.list_(pa.float32())]
         plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
@@ -46,6 +49,7 @@ class TableWriter:
             write_statistics=list(statistics) or False,
         )  # fmt: skip
         self._writer = self._stack.enter_context(writer)
+        self._stack.push(self._write_rest)  # if that fails, the file is removed as after any other error
         self._waiting: list[pa.Table] = []
         self._n_waiting = 0
         self.rows = 0
@@ -71,9 +75,11 @@ class TableWriter:
         """Write one row group from contiguous columns: the cuts of chunked ones would change the file's bytes."""
         self._writer.write_table(group.combine_chunks(), row_group_size=ROW_GROUP_ROWS)
 
+    def _write_rest(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._n_waiting:
+            self._write_group(pa.concat_tables(self._waiting))
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._n_waiting:
-            self._write_group(pa.concat_tables(self._waiting))
         self._stack.__exit__(kind, error, trace)

@@ -206,7 +206,7 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
         )
     partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
-    if unfinished:
+    if unfinished and source.trace != "recorded":  # a service writes those, or was killed: it has the rows still
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
     files = [(table, file) for table, found in by_table for file in found]
     if odd := [name for _, file in files if not _is_utf_8(name := str(file.relative_to(source_folder)))]:

@@ -60,6 +60,7 @@ def recover(folder: Path, *, state_version: int, repair: bool) -> tuple[Found, S
         raise StoreError("; ".join([*found.damaged, found.gap, _REMEDY]))
     if found.aside or found.gap:
         _set_aside(folder, found)
+    sync_folder(folder)  # a killed process may have left names that are not durable yet
     return found, _segment_to_write(folder, found, state_version)
 
 
@@ -132,7 +133,6 @@ def _set_aside(folder: Path, found: Found) -> None:
         copy_durably(last.path, aside / last.path.name)  # before the cut
         found.notes.append(f"{last.path.name} was cut off at byte {last.end}; a copy of it is in {aside.name}.")
     sync_folder(aside)
-    sync_folder(folder)
     found.notes += [f"{problem}: the snapshot was moved to {aside.name}." for problem in found.damaged]
     if found.gap:
         moved = ", ".join(path.name for path in found.aside if path.suffix)

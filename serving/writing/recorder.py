@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ import pyarrow as pa
 from reclaim.data import schema as s
 from reclaim.data.core.files import make_folder, sync_folder
 from reclaim.data.core.parquet import TableWriter
+from reclaim.data.errors import ConfigError
 from reclaim.data.traces.recorded import RECORDED, ends_table, file_name, owners_table, windows_table
 from reclaim.data.windows import Windows, concatenate
 from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, FactRows
@@ -102,7 +102,7 @@ class Recorder:
                 self._write("collections", owners_table(joined))
                 self._write("usage", windows_table(joined))  # last: the hour is written where this exists
             sync_folder(self._folder)
-        except OSError as error:
+        except (OSError, ConfigError) as error:  # the latter where another service writes into the folder
             if not self._dropped:
                 log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
             self._dropped += n
@@ -128,7 +128,7 @@ class Recorder:
             return
         from_us = self._end_us - round(self._keep_days * s.DAY_US)
         for table in RECORDED:
-            for path in self._folder.glob(f"{table}-*.parquet"):
+            for path in self._folder.glob(f"{table}-*.parquet*"):  # those that a killed process left unfinished, too
                 if path.name < file_name(table, from_us):  # names are times
                     try:
                         path.unlink(missing_ok=True)
@@ -141,7 +141,5 @@ class Recorder:
         number = 0
         while (path := self._folder / file_name(table, self._end_us, number)).exists():
             number += 1  # late windows of an hour that was written, or a restart within one
-        with TableWriter(path, RECORDED[table]) as writer:
+        with TableWriter(path, RECORDED[table], durable=True) as writer:
             writer.write(rows)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())

@@ -84,11 +84,12 @@ def replay_log(
             scorer = tracker.sized(scorer, taken)
             tracker.publish(taken, None if tracker.following is None else scorer.score(taken.x, taken.last))
             rows += len(taken.windows)
-        elif record.kind == log_records.FACTS:
+        elif record.kind in (log_records.FACTS, log_records.REPORTED):
             given = log_records.read_facts(record.payload)
             if recorder is not None:
                 recorder.take_facts(given)
-            tracker.store_facts(given)
+            if record.kind == log_records.FACTS:
+                tracker.store_facts(given)
         elif record.kind == log_records.GONE:
             tracker.remove(tracker.find(log_records.read_names(record.payload)))
         elif record.kind == log_records.RECORDED:

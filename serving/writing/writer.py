@@ -326,12 +326,14 @@ class Writer:
             )  # fmt: skip
         outcome = self._tracker.judge(facts)
         present_us = self._tracker.clock.present_us
-        kept = dated(facts.keep(outcome == TAKEN), present_us)
+        kept, reported = dated(facts.keep(outcome == TAKEN), present_us), facts.keep(outcome == ENDED)
         self._make_room(facts)
         if self._store is not None:
             try:
                 record = log_records.write_facts(kept, present_us, self._tracker.clock.latest_us)
                 self._store.append(log_records.FACTS, record)
+                if self._recorder is not None and len(reported.row):
+                    self._store.append(log_records.REPORTED, log_records.write_facts(reported))
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error

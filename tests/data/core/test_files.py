@@ -155,6 +155,27 @@ def test_a_lock_is_of_the_file_that_has_the_name_even_where_that_changes_before_
         pass
 
 
+def test_a_folder_whose_holder_deletes_it_just_now_is_made_again_and_a_link_to_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new" / "folder" / "a"
+    mkdir, staging = Path.mkdir, partial_of(path)
+
+    def there_a_moment_ago(folder: Path, *mode: Any, **how: Any) -> None:
+        if folder == staging:
+            monkeypatch.setattr(Path, "mkdir", mkdir)
+            raise FileExistsError
+        mkdir(folder, *mode, **how)
+
+    monkeypatch.setattr(Path, "mkdir", there_a_moment_ago)
+    with replaced_folder(path):
+        pass
+    assert list(path.parent.iterdir()) == [path]
+    staging.symlink_to("nothing")
+    with pytest.raises(FileNotFoundError), replaced_folder(path):
+        pass
+
+
 def test_a_lock_without_an_error_for_a_busy_one_waits(tmp_path: Path) -> None:
     held = threading.Event()
 

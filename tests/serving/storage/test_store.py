@@ -47,6 +47,11 @@ def test_every_folder_that_is_made_for_a_store_outlives_a_power_cut(
     folder = tmp_path.resolve() / "new" / "folder"
     Store.open(folder, state_version=1).close()
     assert {folder, *folder.parents[:2]} <= synced, "the name of each is in the one above it"
+    synced.clear()
+    again = Store.open(folder, state_version=1)
+    assert folder in synced, "the process that named the log may have been killed before it was durable"
+    assert again.recovered.empty
+    again.close()
 
 
 def test_two_snapshots_and_the_log_since_the_older_one_are_kept(tmp_path: Path) -> None:

@@ -138,3 +138,17 @@ def test_rejected_are_the_writes_that_wait_and_those_under_way_that_are_not_done
 def test_of_a_write_that_waits_nothing_is_done() -> None:
     write = UsageWrite(windows(3), Future())
     assert (write.at, write.outcome.tolist()) == (0, [0, 0, 0])
+
+
+def test_the_next_work_is_waited_for_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, waited = WriteQueue(10), list[float]()
+    monkeypatch.setattr(queue._changed, "wait", waited.append)
+    assert queue.next(3.0) == Work()
+    assert waited == [3.0]
+    queue.add(windows(1))
+    queue.command(lambda: None)
+    for _ in range(2):
+        assert queue.next(3.0) != Work()
+    queue.close()
+    assert queue.next(3.0) is None
+    assert waited == [3.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
+from reclaim.data.core.files import replaced_file
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import concatenate, sort_windows
 from reclaim.serving.models.canary import canary_batch
@@ -187,6 +189,28 @@ def test_windows_that_cannot_be_written_are_dropped_counted_and_reported_once_un
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "2 windows are not recorded", "windows are recorded again; 6 were not",
     ]  # fmt: skip
+
+
+def test_a_file_that_another_service_writes_at_the_moment_costs_the_hour_and_no_write(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for outcome in (False, True):
+        recorder.take(windows_of({"task": 1}))
+        with replaced_file(tmp_path / f"usage-{W:020d}.parquet") if not outcome else nullcontext():
+            assert recorder.close() is outcome
+
+
+def test_what_a_killed_service_left_unfinished_keeps_no_dataset_from_the_rest_and_goes_with_its_age(
+    tmp_path: Path,
+) -> None:
+    recorder = Recorder(tmp_path / "seen", keep_days=1.0)
+    recorder.take(windows_of({"task": 1}))
+    recorder.close()
+    left = tmp_path / "seen" / f"usage-{2 * W:020d}.parquet.partial"
+    left.touch()
+    assert ingest(tmp_path / "seen", tmp_path / "dataset", IngestConfig(trace="recorded")).dataset.n_windows == 1
+    recorder.take(windows_of({"at": 3 * 288}))
+    recorder.close()
+    assert not left.exists()
 
 
 def test_only_files_of_the_last_days_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -64,17 +64,20 @@ def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(
     assert {path.name.split("-")[0] for path in (tmp_path / "seen").iterdir()} == {"usage", "events"}
 
 
+@pytest.mark.parametrize("store", [None, "store"])
 def test_a_failure_that_is_reported_behind_the_end_of_its_task_is_recorded_and_does_not_bring_it_back(
-    start: Callable[..., Service], tmp_path: Path
+    start: Callable[..., Service], tmp_path: Path, store: str | None
 ) -> None:
-    service = start(None, record=tmp_path / "seen")
+    service = start(store, record=tmp_path / "seen")
     service.told({"task": 1, "at": 3})
     service.facts({"task": 1, "ended_us": 4 * W})
     assert service.facts({"task": 1, "failed_us": 4 * W - 1}, {"task": 2, "limit": 1.0}).refused == {"ended": 1}
-    assert service.tracker.names().tolist() == [[2, 0]]
-    service.close()
-    (events,) = (tmp_path / "seen").glob("events-*")
-    assert pq.read_table(events)[s.TIME_US].to_pylist() == [4 * W, 4 * W - 1]
+    for one in (service, service if store is None else crashed(service, start, record=tmp_path / "again")):
+        assert one.tracker.names().tolist() == [[2, 0]]
+        one.close()
+    for events in tmp_path.glob("*/events-*"):
+        assert pq.read_table(events)[s.TIME_US].to_pylist() == [4 * W, 4 * W - 1]
+    assert (tmp_path / "again").exists() is (store is not None)
 
 
 @pytest.mark.usefixtures("mends_soon")

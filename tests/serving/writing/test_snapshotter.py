@@ -112,6 +112,21 @@ def test_the_memory_of_the_copies_is_taken_before_they_are_made(store: Store, me
         assert found[name].dtype == array.dtype
 
 
+def test_the_log_grows_to_its_least_size_and_to_a_quarter_of_the_last_snapshot(store: Store, memory: Memory) -> None:
+    made = make(store, memory)
+    made.settings = made.settings.model_copy(update={"snapshot_mib": 1})
+    for grows, begins in ((2**20 - 4_000, False), (3_000, True), (3 * 2**20, False), (2**20, True)):  # the last: 14 MB
+        store.append("kind", bytes(grows))
+        before = made.busy
+        check(made)
+        assert (made.busy is not before) is begins
+        if begins:
+            check(made)
+            assert not has_buffer(made)
+    made.close()
+    store.close()
+
+
 def test_an_array_that_outgrew_the_buffer_is_copied_elsewhere(store: Store, memory: Memory, tmp_path: Path) -> None:
     made = make(store, memory)
     check(made)
