@@ -127,7 +127,7 @@ def piece_path(folder: Path, start_s: int) -> Path:
 def write_piece(path: Path, series: Mapping[str, list[RawSeries]]) -> int:
     """Write a piece, a row group per role, and return its bytes. The same samples give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced_file(path) as partial:
+    with replaced_file(path, durable=True) as partial:  # a Prometheus may no longer have its samples
         with pq.ParquetWriter(
             partial, _SCHEMA, compression="zstd", use_dictionary=["role"], write_statistics=False,
             column_encoding={"time_ms.list.element": "DELTA_BINARY_PACKED", "value.list.element": "BYTE_STREAM_SPLIT"},
