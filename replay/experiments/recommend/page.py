@@ -68,10 +68,18 @@ def verdict_of(results: Results, resource: str) -> str:
 def findings(results: Results) -> list[str]:
     """Return the notes to read before requests are set.
 
-    Sums of the requests, windows of means, verdicts of the back-test, its length, requests held back, and pods that
-    leave their class.
+    Sums of the requests, workloads of unequal requests, windows of means, verdicts of the back-test, its length,
+    requests held back, and pods that leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
+    uneven = sum(
+        any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in results["workloads"]
+    )
+    if uneven:
+        found.append(
+            f"{uneven} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest is "
+            "shown, and the sums count each"
+        )
     more = "; a scrape every minute shows more" if results["kubernetes"] else ""
     for r in judged(results):
         if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:

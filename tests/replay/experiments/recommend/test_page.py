@@ -23,7 +23,8 @@ def changing(name: str, tasks: int, request: float, recommended: float, **of: An
     both = {}
     for resource, unit in (("cpu", 1.0), ("memory", MIB)):
         both[resource] = of_resource(unit * request, None, unit * recommended, "estimate") | {
-            "reclaimable": unit * (request - recommended), "change": recommended / request - 1, "picture": NOTHING,
+            "requested": unit * request, "reclaimable": unit * (request - recommended),
+            "change": recommended / request - 1, "picture": NOTHING,
         }  # fmt: skip
     return line(name, "app", both["cpu"], both["memory"], tasks=tasks, **of)
 
