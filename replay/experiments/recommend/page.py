@@ -205,7 +205,9 @@ def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
     found.sort(key=lambda one: -one[0])
     units = ", ".join(f"{RESOURCE_WORDS[r]} in {unit(results, r)}" for r in judged(results) if unit(results, r))
     caption = f"Requests to change{f', {units}' * bool(units)}"
-    if most is not None and len(found) > most:
+    if not found:
+        caption = "Requests to change: none"
+    elif most is not None and len(found) > most:
         caption += f": {most} of {len(found)}, the largest first"
     rows = tuple(row for _, row in found[:most])
     columns = ("workload", "resource", "tasks", "request", "recommended", "change", "violation")

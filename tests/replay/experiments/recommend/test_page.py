@@ -59,6 +59,7 @@ def test_a_table_that_is_cut_says_so_and_one_that_is_whole_does_not() -> None:
     assert console_table(results, 6).caption == "Requests to change, CPU in cores, memory in MiB"
     assert console_table(results, None).caption == "Requests to change, CPU in cores, memory in MiB"
     cut = console_table(results, 5)
+    assert console_table(of_lines(changing("same", 1, 1.0, 1.0))).caption == "Requests to change: none"
     assert cut.caption == "Requests to change, CPU in cores, memory in MiB: 5 of 6, the largest first"
     assert len(cut.rows) == 5
 
