@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
@@ -277,7 +276,7 @@ def test_the_legend_fits_the_figure_also_with_long_names(report: ReplayReport) -
         named = [{**e, "name": f"{e['name']:m<{k}}"} for e in report.results["estimators"]]
         figure = EXPERIMENT.figures["against_machines"]({**report.results, "estimators": named})
         assert figure is not None
-        FigureCanvasAgg(figure).draw()
+        figure.draw_without_rendering()
         box = figure.legends[0].get_window_extent()
         assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
