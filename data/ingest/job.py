@@ -51,7 +51,8 @@ _REMEDIES: Final = {
     NOT_ISO: "a time is like 2026-11-28T02:00:00Z, 2026-11-28 02:00:00.5 or 2026-11-28T03:00:00+01:00; one without a "
     'zone is UTC; numbers take time_unit "s", "ms" or "us"',
     NO_TIER: 'give each word its tier: tier = { column = "class", batch = "free" }',
-    " is past the last time there can be": "the mapping's time_unit is s, ms or us: divide nanoseconds by 1000 first",
+    " is past the last time there can be": "the times are in a finer unit than the mapping says: time_unit "
+    "takes s, ms or us, and nanoseconds are divided by 1000 first",
     " must be above 0 to serve as a limit": "rows without a limit, such as those of a machine that is off, are left "
     "out with a larger --max-reject-share",
     " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",

@@ -27,6 +27,7 @@ from reclaim.data.errors import ModelError
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.models.oom_model import OomModel
+from reclaim.training.models.survival import clear_unmeasured
 
 if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster, Heads, InputRanges
@@ -204,7 +205,7 @@ def _fit(z: NDArray[np.float64], label: NDArray[np.bool_], slope: float | None =
 
 
 class Calibrated:
-    """A forecaster whose OOM probability has been calibrated; a forecaster itself.
+    """A forecaster whose OOM probability has been calibrated; a forecaster itself, silent of what was never measured.
 
     Parameters
     ----------
@@ -254,6 +255,7 @@ class Calibrated:
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row, shape (n, n_features), or of one horizon of each."""
         forecast = self.bare.predict(x, horizon_s)
+        clear_unmeasured(forecast, x)
         raw = forecast.oom_probability
         if self.oom is not None:
             raw = self.oom.predict(x, forecast.horizons_s, self.threads)

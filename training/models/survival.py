@@ -36,6 +36,8 @@ N_BELOW: Final = len(BELOW)
 N_THRESHOLDS: Final = len(BELOW) + len(ABOVE)
 NOW: Final = np.array([AT[f"{signal}_last"] for signal in SIGNALS])
 """Columns of what is used now, in the order of ``TARGETS``."""
+_EVER: Final = np.array([AT[f"{signal}_max_ever"] for signal in SIGNALS])
+"""Columns of the statistic that is known from the first measurement on, in the order of ``TARGETS``."""
 assert SIGNALS == TARGETS
 Curves = Callable[[slice, NDArray[np.float32]], None]
 _LEAST: Final = 1e-7
@@ -121,6 +123,13 @@ def forecast_of(
 
     in_parts(read, n, threads)
     return Forecast(survival, thresholds, quantiles, oom_probability, horizons_s)
+
+
+def clear_unmeasured(forecast: Forecast, x: NDArray[np.float32]) -> None:
+    """Remove, in place, the curves of targets that were never measured of a task: no model learned from such rows."""
+    never = np.isnan(x[:, _EVER])
+    if never.any():
+        forecast.survival[never], forecast.quantiles[never] = np.nan, np.nan
 
 
 def quantiles_of(

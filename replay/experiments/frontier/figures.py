@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE
-from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import LEARNED, LEARNED_MACHINE, STATISTICAL, Results
+from reclaim.replay.experiment import LEARNED, LEARNED_MACHINE, STATISTICAL, Results, judged
 from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, SIDES
 from reclaim.replay.open_loop.machines import UNFITTED
 from reclaim.replay.report.figures import MARGIN_MARKERS, PALETTE, numbers
@@ -39,15 +38,15 @@ def frontier_of_machines(results: Results) -> Figure:
 
 def _frontier(results: Results, side: Mapping[str, Any] | None, x_label: str) -> Figure:
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, 5.4), layout="constrained")
-        axes = figure.subplots(1, len(RESOURCES), sharey=False, squeeze=False)[0]
+        figure, shown = Figure(figsize=(11.0, 5.4), layout="constrained"), judged(results)
+        axes = figure.subplots(1, len(shown), sharey=False, squeeze=False)[0]
         if side is None:
             for ax in axes:
                 ax.set_axis_off()
             axes[0].text(0, 0.5, "The trace knows no machines.")
             return figure
         colours = {n: c for n, c in contender_colours(results).items() if n in side["contenders"]}
-        for resource, ax in zip(RESOURCES, axes, strict=True):
+        for resource, ax in zip(shown, axes, strict=True):
             _draw(ax, results, side, resource, colours)
             ax.set_title(RESOURCE_TITLES.get(resource, resource))
             ax.set_xlabel(x_label)

@@ -10,7 +10,7 @@ from reclaim.data.core.prose import interval
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table, show
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import HEADLINE, ORACLE, REFERENCE, Column, Results, Run
+from reclaim.replay.experiment import HEADLINE, ORACLE, REFERENCE, Column, Results, Run, judged
 from reclaim.replay.report.page import brief, verdict_of
 
 BUDGETS: Final = ("baseline", "aggressive")
@@ -36,13 +36,13 @@ def page(results: Results) -> dict[str, Any]:
     machines = results["machines"] is not None
     return {
         "rate": results["rates"][SHOWN],
-        "best": {r: best(results, r) for r in RESOURCES},
+        "best": {r: best(results, r) for r in judged(results)},
         "summary": summary_table(results),
         "leaders": leaders(results),
         "learned": learned(results),
         "of_tasks": rates_table(results, "tasks"),
         "of_machines": rates_table(results, "machines") if machines else None,
-        "by_margin": {RESOURCE_WORDS[r]: machines_table(results, r) for r in RESOURCES} if machines else {},
+        "by_margin": {RESOURCE_WORDS[r]: machines_table(results, r) for r in judged(results)} if machines else {},
     }
 
 
@@ -72,7 +72,7 @@ def summary_table(results: Results) -> Table:
     """Return, of each resource, the best estimator of each kind at the shown rate, Borg's and the oracle."""
     kinds = {e["name"]: e["kind"] for e in results["estimators"]}
     rows: list[tuple[Cell, ...]] = []
-    for r in RESOURCES:
+    for r in judged(results):
         first: dict[str, str] = {}
         reached = dict(ranked(results, "tasks", r))
         for name in reached:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results, judged
+from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results, judged, measures_memory
 from reclaim.replay.experiments.margins.page import summary_table
 from reclaim.replay.open_loop.paired import EXCEEDS
 from reclaim.replay.report.figures import (
@@ -49,13 +49,14 @@ def cell_in_turn(results: Results) -> Figure | None:
     drawn = [e for e in loop["estimators"] if e["sequence"] is not None]
     if not drawn:
         return None
-    rows = (*RESOURCES, "oom_kills", "waiting")
+    titles = {resource: RESOURCE_TITLES[resource] for resource in judged(results)}
+    titles |= {"oom_kills": "Killed out of memory, so far"} if measures_memory(results) else {}
+    titles["waiting"] = "Tasks waiting for a machine"
+    rows, heights = tuple(titles), [{"oom_kills": 0.7, "waiting": 0.5}.get(key, 1.0) for key in titles]
     across, blocks = min(len(drawn), ACROSS), -(-len(drawn) // ACROSS)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(1.6 + 4.1 * across, 9.4 * blocks), layout="constrained")
-        grid = figure.subplots(
-            len(rows) * blocks, across, sharey="row", squeeze=False, height_ratios=[1.0, 1.0, 0.7, 0.5] * blocks
-        )
+        figure = Figure(figsize=(1.6 + 4.1 * across, 9.4 / 3.2 * sum(heights) * blocks), layout="constrained")
+        grid = figure.subplots(len(rows) * blocks, across, sharey="row", squeeze=False, height_ratios=heights * blocks)
         unit, name_of_unit = time_unit(loop["length_hours"])
         for k, estimator in enumerate(drawn):
             block, column = divmod(k, across)
@@ -80,10 +81,8 @@ def cell_in_turn(results: Results) -> Figure | None:
                 ax.margins(y=0.12)
                 ax.tick_params(labelbottom=ax is axes[-1])
             label_segments(axes[0], loop["segments"], unit)
-            axes[0].set_title(f"{estimator['name']}: {RESOURCE_TITLES[RESOURCES[0]]}")
-            axes[1].set_title(RESOURCE_TITLES[RESOURCES[1]])
-            axes[2].set_title("Killed out of memory, so far")
-            axes[3].set_title("Tasks waiting for a machine")
+            for ax, key in zip(axes, rows, strict=True):
+                ax.set_title(f"{estimator['name']}: {titles[key]}" if ax is axes[0] else titles[key])
             axes[-1].set_xlabel(f"{name_of_unit} since the test period began")
         for row, ax in enumerate(grid[:, 0]):  # every row has its own scale
             ax.set_ylim(bottom=0)

@@ -73,7 +73,7 @@ def lines_of(
             "oom_kills": int(facts.kills[i]),
             **{
                 resource: {
-                    **_amounts(decisions, made.request, k, r),
+                    **_amounts(decisions, made.request, k, r, rows.request[facts.last[i], r]),
                     "rule": RULES[made.rule[k, r]],
                     "words": _in_words(made.winners[r], r, RULES[made.rule[k, r]], config, made.policy),
                     "violation": made.violation[decisions.workload[k]][resource],
@@ -104,7 +104,7 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             line["tasks"] * line[resource]["recommended"] for line in lines
             if line[resource]["request"] is None and line[resource]["recommended"] is not None
         ]  # fmt: skip
-        requested = sum(n * one["request"] for n, one in known)
+        requested = sum(n * one["requested"] for n, one in known)
         reclaimable = sum(n * one["reclaimable"] for n, one in known)
         found[resource] = {
             "requested": requested, "reclaimable": reclaimable,
@@ -120,10 +120,11 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 class _Facts:
     """Facts of the workloads with a recommendation: tasks that run, ends out of memory, spread, largest peak.
 
-    A list of ``n`` and arrays of shape (n,) and (n, n_resources).
+    Lists of ``n`` and arrays of shape (n,) and (n, n_resources); ``last`` has the last row of each of the tasks.
     """
 
     tasks: list[Integers]
+    last: list[Integers]
     kills: Integers
     spread: Floats
     largest: Floats
@@ -153,10 +154,9 @@ class _Facts:
         latest = np.full(int(rows.task.max(initial=-1)) + 1, -1, np.int64)
         latest[rows.task] = rows.end_us  # of several rows the last one counts
         members = (task[order[edges[k] : edges[k + 1]]] for k in decisions.workload[now])
+        running = [mine[latest[mine] > running_us[k]] for k, mine in zip(decisions.workload[now], members, strict=True)]
         return cls(
-            [
-                mine[latest[mine] > running_us[k]] for k, mine in zip(decisions.workload[now], members, strict=True)
-            ],
+            running, [np.searchsorted(rows.task, mine, "right") - 1 for mine in running],
             np.bincount(rows.oom_workload, minlength=len(rows.ids))[decisions.workload[now]],
             spread, largest,
         )  # fmt: skip
@@ -171,13 +171,18 @@ def _pods(dataset: Dataset, rows: TaskRows, tasks: Sequence[Integers]) -> list[l
     return [[next(found) for _ in of] for of in tasks]
 
 
-def _amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, float | None]:
-    """Return the current request and the recommended one of a decision, and their difference."""
+def _amounts(decisions: Decisions, chosen: Floats, k: int, r: int, of_tasks: Floats) -> dict[str, float | None]:
+    """Return the current request and the recommended one of a decision, and their difference.
+
+    Tasks that run may have requests of their own, (n_tasks,): ``request`` is the largest, ``requested`` their mean.
+    """
     request, limit, wanted = decisions.request[k, r], decisions.enforced[k, r], chosen[k, r]
     change = wanted / request - 1 if request > 0 else np.nan
+    less = request - of_tasks[np.isfinite(of_tasks)]
+    requested = request - less.mean() if len(less) else request
     return {
         "request": number(request), "limit": number(limit), "recommended": number(wanted), "change": number(change),
-        "reclaimable": number(request - wanted),
+        "requested": number(requested), "reclaimable": number(requested - wanted if wanted != request else 0.0),
     }  # fmt: skip
 
 

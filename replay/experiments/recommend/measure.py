@@ -205,7 +205,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=7,
+    version=8,
     config=RecommendConfig,
     measure=measure,
     page=page,

@@ -68,10 +68,18 @@ def verdict_of(results: Results, resource: str) -> str:
 def findings(results: Results) -> list[str]:
     """Return the notes to read before requests are set.
 
-    Sums of the requests, windows of means, verdicts of the back-test, its length, requests held back, and pods that
-    leave their class.
+    Sums of the requests, workloads of unequal requests, windows of means, verdicts of the back-test, its length,
+    requests held back, and pods that leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
+    uneven = sum(
+        any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in results["workloads"]
+    )
+    if uneven:
+        found.append(
+            f"{uneven} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest is "
+            "shown, and the sums count each"
+        )
     more = "; a scrape every minute shows more" if results["kubernetes"] else ""
     for r in judged(results):
         if (by_mean := results["dataset"]["measured_by_mean"][r]) > _MOST_BY_MEAN:
@@ -197,7 +205,9 @@ def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
     found.sort(key=lambda one: -one[0])
     units = ", ".join(f"{RESOURCE_WORDS[r]} in {unit(results, r)}" for r in judged(results) if unit(results, r))
     caption = f"Requests to change{f', {units}' * bool(units)}"
-    if most is not None and len(found) > most:
+    if not found:
+        caption = "Requests to change: none"
+    elif most is not None and len(found) > most:
         caption += f": {most} of {len(found)}, the largest first"
     rows = tuple(row for _, row in found[:most])
     columns = ("workload", "resource", "tasks", "request", "recommended", "change", "violation")

@@ -13,7 +13,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from reclaim.data.core.style import INK, STYLE
 from reclaim.data.core.tables import Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import BY_MACHINE, COMPARED, REFERENCE, Column, Results, Run, of_measured
+from reclaim.replay.experiment import (
+    BY_MACHINE,
+    COMPARED,
+    REFERENCE,
+    Column,
+    Results,
+    Run,
+    measures_memory,
+    of_measured,
+)
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.figures import estimator_colours
 from reclaim.replay.report.page import runs_table
@@ -112,7 +121,8 @@ def summary_table(results: Results) -> Table:
          *map(one.get, columns.values()))
         for role, one in _answers(results)
     )  # fmt: skip
-    caption = f"Fewest machines within both budgets, of {results['cell']['machines']:,} in the cell"
+    budgets = "both budgets" if measures_memory(results) else "the budget of waiting"
+    caption = f"Fewest machines within {budgets}, of {results['cell']['machines']:,} in the cell"
     return Table(
         ("role", "estimator", "margin", *columns),
         rows,
@@ -189,12 +199,12 @@ def against_machines(results: Results) -> Figure:
     asked, cell = results["asked"], results["cell"]["machines"]
     colours = estimator_colours(results)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 6.6), layout="constrained")
-        axes = figure.subplots(2, 1, sharex=True)
         panels = (
             (KILLS, 1.0, asked["oom_budget"], "Tasks killed out of memory", "per 1,000 task-days"),
             (PENDING, 100.0, asked["pending_budget"], "Task-time spent waiting for a machine", "%"),
-        )
+        )[0 if measures_memory(results) else 1 :]
+        figure = Figure(figsize=(9.5, 3.3 * len(panels)), layout="constrained")
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for ax, (key, unit, budget, title, label) in zip(axes, panels, strict=True):
             for estimator in results["estimators"]:
                 limit = estimator["kind"] == LIMIT
@@ -227,5 +237,6 @@ def against_machines(results: Results) -> Figure:
         axes[-1].set_xlabel("machines")
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 4), fontsize=9)
+        columns = max(1, min(len(labels), 4, 148 // (max(map(len, labels), default=0) + 9)))  # as many as fit
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=9)
     return figure

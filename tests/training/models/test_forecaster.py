@@ -12,7 +12,7 @@ from skops import io as skops_io
 
 from reclaim.data.core.files import FULL_DISK
 from reclaim.data.errors import HistoryTooShortError, ModelError
-from reclaim.features.registry import N_FEATURES
+from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.trees import fit_trees
@@ -138,6 +138,20 @@ def test_a_calibrated_forecaster_hands_on_what_it_does_not_change(random_forecas
     calibrated.threads = 2
     assert (calibrated.threads, random_forecaster.threads) == (2, 2)
     calibrated.threads = 1
+
+
+def test_nothing_is_forecast_of_a_resource_that_was_never_measured_of_a_task(
+    random_forecaster: NetworkForecaster,
+) -> None:
+    x, memory = _features(4), TARGETS.index("memory")
+    x[1, AT.memory_max_ever] = np.nan
+    bare, forecast = random_forecaster.predict(x), Calibrated(random_forecaster, ProbabilityCalibration()).predict(x)
+    never = np.zeros((4, len(TARGETS)), np.bool_)
+    never[1, memory] = True
+    assert np.isnan(forecast.survival[never]).all()
+    assert np.isnan(forecast.quantiles[never]).all()
+    assert np.array_equal(forecast.survival[~never], bare.survival[~never])
+    assert np.array_equal(forecast.quantiles[~never], bare.quantiles[~never])
 
 
 def _rows(n: int) -> Rows:

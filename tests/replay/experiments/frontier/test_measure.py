@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -47,7 +48,7 @@ CONFIG = FrontierConfig(
 @pytest.fixture(scope="module")
 def results(dataset: Path) -> Results:
     source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
-    return EXPERIMENT.measure(source, CONFIG).results
+    return {**EXPERIMENT.measure(source, CONFIG).results, "dataset": {}}
 
 
 def test_results_are_plain_json(results: Results) -> None:
@@ -317,6 +318,15 @@ def test_the_figures_are_drawn_with_machines_and_without(results: Results) -> No
     assert empty is not None
     assert "no machines" in empty.axes[0].texts[0].get_text()
     assert EXPERIMENT.page({**results, "machines": None})["of_machines"] is None
+
+
+def test_of_a_dataset_without_memory_neither_the_figures_nor_the_summary_show_it(results: Results) -> None:
+    of_cpu = {**results, "dataset": {"judged": ["cpu"]}}
+    for name in ("frontier", "frontier_machines"):
+        figure = EXPERIMENT.figures[name](of_cpu)
+        assert figure is not None
+        assert [ax.get_title(loc="left") for ax in figure.axes] == ["CPU"]
+    assert {row["resource"] for row in summary_table(of_cpu).as_records()} == {RESOURCE_WORDS["cpu"]}
 
 
 def test_a_predictor_that_sees_the_future_or_is_unknown_is_refused() -> None:

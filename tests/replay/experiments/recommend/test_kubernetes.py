@@ -183,6 +183,7 @@ def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(r
         saved = None if request is None else request - recommended
         for r, unit in (("cpu", 1.0), ("memory", GIB)):
             found = {"request": request, "limit": limit, "recommended": recommended, "reclaimable": saved}
+            found["requested"] = request
             of[r] = {**of[r], **{name: amount and amount * unit for name, amount in found.items()}}
         return of
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
-from reclaim.replay.experiments.recommend.lines import _Facts, totals
+from reclaim.replay.experiments.recommend.lines import _amounts, _Facts, totals
 from reclaim.replay.experiments.recommend.series import largest_task
 from tests.replay.experiments.recommend.test_series import DAY, HOUR, SLOT, rows_of
 
@@ -19,7 +20,7 @@ def line(tasks: int, request: float | None, recommended: float | None) -> dict[s
     for resource, unit in (("cpu", 1.0), ("memory", 100.0)):
         now, then = (None if value is None else unit * value for value in (request, recommended))
         reclaimable = None if now is None or then is None else now - then
-        of[resource] = {"request": now, "recommended": then, "reclaimable": reclaimable}
+        of[resource] = {"request": now, "requested": now, "recommended": then, "reclaimable": reclaimable}
     return of
 
 
@@ -37,6 +38,22 @@ def test_totals_by_hand() -> None:
         "requested": 100 * requested, "reclaimable": 100 * reclaimable, "first": 250.0,
     }  # fmt: skip
     assert totals([line(5, None, 0.5)])["cpu"]["share"] is None
+
+
+def test_of_tasks_with_different_requests_the_largest_is_shown_and_the_mean_is_reclaimed_from() -> None:
+    cuts = (HOUR, 3 * HOUR)
+    rows = rows_of([(0, 0, [1.0] * (DAY // SLOT)), (0, 0, [1.0] * (DAY // SLOT))], cuts=cuts)
+    of = lay_out(rows, largest_task(rows), cuts, hold_days=1, seen_days=1)
+    k, at = int(of.of(NOW)[0]), RESOURCES.index("cpu")
+    largest = of.request[k, at]
+    chosen = np.full(of.request.shape, 0.75 * largest)
+    lower = _amounts(of, chosen, k, at, np.array([largest, largest / 2, np.nan]))
+    assert (lower["request"], lower["change"]) == (largest, -0.25)
+    assert lower["requested"] == pytest.approx(0.75 * largest)  # the mean of the two that are known
+    assert lower["reclaimable"] == pytest.approx(0.0)
+    kept = _amounts(of, of.request, k, at, np.array([largest, largest / 2]))
+    assert kept["reclaimable"] == 0.0  # a request that stays changes none of them
+    assert _amounts(of, chosen, k, at, np.array([largest] * 3))["reclaimable"] == pytest.approx(0.25 * largest)
 
 
 def test_the_tasks_of_the_last_day_are_compared_and_those_that_run_to_the_end_are_counted() -> None:

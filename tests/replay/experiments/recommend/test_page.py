@@ -23,7 +23,8 @@ def changing(name: str, tasks: int, request: float, recommended: float, **of: An
     both = {}
     for resource, unit in (("cpu", 1.0), ("memory", MIB)):
         both[resource] = of_resource(unit * request, None, unit * recommended, "estimate") | {
-            "reclaimable": unit * (request - recommended), "change": recommended / request - 1, "picture": NOTHING,
+            "requested": unit * request, "reclaimable": unit * (request - recommended),
+            "change": recommended / request - 1, "picture": NOTHING,
         }  # fmt: skip
     return line(name, "app", both["cpu"], both["memory"], tasks=tasks, **of)
 
@@ -58,6 +59,7 @@ def test_a_table_that_is_cut_says_so_and_one_that_is_whole_does_not() -> None:
     assert console_table(results, 6).caption == "Requests to change, CPU in cores, memory in MiB"
     assert console_table(results, None).caption == "Requests to change, CPU in cores, memory in MiB"
     cut = console_table(results, 5)
+    assert console_table(of_lines(changing("same", 1, 1.0, 1.0))).caption == "Requests to change: none"
     assert cut.caption == "Requests to change, CPU in cores, memory in MiB: 5 of 6, the largest first"
     assert len(cut.rows) == 5
 

@@ -266,6 +266,19 @@ def test_kills_are_unknown_and_not_0_where_memory_was_not_measured(report: Repla
     figures = {"against_machines": report.folder / "against_machines.svg"}
     pages = [render_page(EXPERIMENT, results, figures) for results in (report.results, unmeasured)]
     assert [page.count("<dt>kills<") for page in pages] == [2, 0]
+    drawn = [EXPERIMENT.figures["against_machines"](results) for results in (report.results, unmeasured)]
+    assert [len(figure.axes) if figure else 0 for figure in drawn] == [2, 1]
+    assert "within the budget of waiting" in summary_table(unmeasured).caption
+
+
+def test_the_legend_fits_the_figure_also_with_long_names(report: ReplayReport) -> None:
+    for k in (2, 30, 60):
+        named = [{**e, "name": f"{e['name']:m<{k}}"} for e in report.results["estimators"]]
+        figure = EXPERIMENT.figures["against_machines"]({**report.results, "estimators": named})
+        assert figure is not None
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 def test_the_summary_shows_the_fewest_machines_of_those_that_kept_the_budget_of_peaks() -> None:
@@ -276,7 +289,8 @@ def test_the_summary_shows_the_fewest_machines_of_those_that_kept_the_budget_of_
 
     def shown(*estimators: dict[str, Any]) -> tuple[object, ...]:
         asked = {"searched": False, "peaks_budget": 0.01}
-        row = summary_table({"cell": {"machines": 9}, "asked": asked, "estimators": estimators}).as_records()[0]
+        results = {"dataset": {}, "cell": {"machines": 9}, "asked": asked, "estimators": estimators}
+        row = summary_table(results).as_records()[0]
         return row["estimator"], row["machines"], row["peaks passed"]
 
     over, kept, wide = tried("", 5, 0.02), tried(", following", 6, 0.0125), tried(", held", 7, 0.0)
