@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from reclaim.cli.app import app
 from reclaim.config import config_from, load_config
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig
-from reclaim.training.settings import CONFIGS, TrainConfig, config_file, shipped_configs
+from reclaim.training.settings import CONFIGS, FitConfig, TrainConfig, TreeConfig, config_file, shipped_configs
 from reclaim.training.tracking.runs import find_run
 from tests.series import dataset_of, write_cell
 
@@ -43,10 +45,30 @@ def test_params_are_refused_where_an_estimator_has_settings_of_its_own() -> None
         load_config(TrainConfig, None, ["estimator=trees", "params.leaves=4"])
 
 
-@pytest.mark.parametrize("wrong", ["seed=-1", f"seed={2**31}"])
-def test_a_seed_that_no_estimator_takes_is_refused_before_the_fit(wrong: str) -> None:
-    with pytest.raises(ConfigError, match=r"seed must be from 0 to 2147483647, got "):
-        load_config(TrainConfig, None, [wrong])
+@pytest.mark.parametrize(
+    ("name", "within", "beyond"),
+    [
+        ("seed", (0, 2**31 - 1), (-1, 2**31)),
+        ("horizon_s", (300, 3_600, 86_400), (600,)),
+        ("fit.dropout", (0.0, 0.99), (-0.01, 1.0, math.nan)),
+        ("fit.warmup_share", (0.0, 0.99), (-0.01, 1.0, math.nan)),
+        ("fit.weight_decay", (0.0,), (-0.01, math.nan)),
+        ("fit.oom_weight", (0.0,), (-0.01, math.nan)),
+        ("fit.learning_rate", (1e-9,), (0.0, math.nan)),
+        ("trees.learning_rate", (1e-9,), (0.0, math.nan)),
+        ("trees.leaves", (2, 2**31 - 1), (1, 2**31)),
+        *((f"fit.{f.name}", (1, 2**31 - 1), (0, 2**31)) for f in fields(FitConfig) if type(f.default) is int),
+        *((f"trees.{f.name}", (2, 2**31 - 1), (0, 2**31)) for f in fields(TreeConfig) if type(f.default) is int),
+    ],
+)
+def test_a_setting_is_taken_at_its_bounds_and_refused_beyond_them_before_the_fit(
+    name: str, within: tuple[float, ...], beyond: tuple[float, ...]
+) -> None:
+    for value in within:
+        load_config(TrainConfig, None, [f"{name}={value}"])
+    for value in beyond:
+        with pytest.raises(ConfigError, match=rf"{name.rpartition('.')[2]} must be .*, got {value}"):
+            load_config(TrainConfig, None, [f"{name}={value}"])
 
 
 @pytest.mark.parametrize("setting", ["fit.learning_rate", "fit.weight_decay", "fit.oom_weight", "trees.learning_rate"])

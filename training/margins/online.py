@@ -304,8 +304,9 @@ class OnlineMargins:
         moment, cells = end_us // SLOT_US, self._cells
         if moment <= cells["clock"][0]:
             return
+        now_us = moment * SLOT_US  # of the slot, as its windows come in any order
         self._close_slot()
-        self._solve(end_us, moment)
+        self._solve(now_us, moment)
         passed = moment - cells["clock"][0]
         # an answer given at the end of a window of slot k, at latest just before k + 1, waits for windows that begin
         # within its horizon, of which the last may end a slot later
@@ -313,7 +314,7 @@ class OnlineMargins:
         done, over = _between(cells["clock"][1], settled, kept), _between(cells["clock"][2], moment - 1, _ARRIVED)
         n, violated = cells["answered"][done].sum(axis=0), cells["violated"][done].sum(axis=0)
         arrived = cells["arrived"][over].sum(axis=0)
-        if self.own and teaches(end_us - int(cells["begun"][0])):
+        if self.own and teaches(now_us - int(cells["begun"][0])):
             promised = (cells["held_risk"][done] * cells["answered"][done][:, None]).sum(axis=0)
             cells["promised"], cells["violations"] = cells["promised"] + promised, cells["violations"] + violated
         for name, counted in (("answered", done), ("violated", done), ("held_risk", done), ("arrived", over)):
@@ -343,28 +344,27 @@ class OnlineMargins:
             cells[name] += cells[name + "_now"]
             cells[name + "_now"][:] = 0
 
-    def _solve(self, end_us: int, moment: int) -> None:
+    def _solve(self, now_us: int, moment: int) -> None:
         """Solve own prices where hours are over, or in the first one a slot."""
         cells = self._cells
         if cells["begun"][0] == _UNKNOWN_US:
-            cells["begun"][0] = end_us
+            cells["begun"][0] = now_us
         over = moment // _HOUR_SLOTS - int(cells["clock"][0]) // _HOUR_SLOTS
-        if not cells["priced"].any() or not (over or not cells["begun"][1]):
-            return
         expected, priced = (cells[name + "_before"] + cells[name] for name in ("expected", "priced"))
-        risks, age_us = (_and_of_all(expected), _and_of_all(priced)), end_us - int(cells["begun"][0])
-        for b, budget in enumerate(self._budget.ravel()):
-            first_day = (_and_of_all(cells[name][b]) for name in ("promised", "violations"))
-            shares = (share_at(age_us, budget, *first_day) if self.own else 1.0, 1.0)
-            for k, share in enumerate(shares):
-                found, before = rungs_within(*risks, share * budget), cells["own"][k, b]
-                # a tier without an answer keeps its price, and has that of all before its first one
-                cells["own"][k, b] = np.where(priced > 0, found[:-1], np.where(np.isnan(before), found[-1], before))
+        if cells["priced"].any() and (over or not cells["begun"][1]):
+            risks, age_us = (_and_of_all(expected), _and_of_all(priced)), now_us - int(cells["begun"][0])
+            for b, budget in enumerate(self._budget.ravel()):
+                first_day = (_and_of_all(cells[name][b]) for name in ("promised", "violations"))
+                shares = (share_at(age_us, budget, *first_day) if self.own else 1.0, 1.0)
+                for k, share in enumerate(shares):
+                    found, before = rungs_within(*risks, share * budget), cells["own"][k, b]
+                    # a tier without an answer keeps its price, and has that of all before its first one
+                    cells["own"][k, b] = np.where(priced > 0, found[:-1], np.where(np.isnan(before), found[-1], before))
+            cells["begun"][1] |= over > 0
         if over:
             fade = _HOUR_FADE**over
             cells["expected_before"], cells["priced_before"] = expected * fade, priced * fade
             cells["expected"][:], cells["priced"][:] = 0, 0
-            cells["begun"][1] = 1
 
     def _begin(self) -> Mapping[str, Setting]:
         """Return where the prices begin that the factor moves: as set, or the model's own."""

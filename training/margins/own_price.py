@@ -105,10 +105,10 @@ def _risk(ladder: Any, survival: Any, thresholds: Any, now: Any, out: Any) -> No
     for i in range(len(out)):
         for c in range(out.shape[1]):
             s, at, rungs, to, used = survival[i, c], thresholds[i, c], ladder[i, c], out[i, c], now[i, c]
-            if np.isnan(s[0]) or np.isnan(rungs[0]):
+            if np.isnan(s[0]):
                 to[:] = UNKNOWN
                 continue
-            j, before, risk = 0, np.float32(-1.0), 0.0
+            j, before, risk = 1, np.float32(-1.0), 0.0  # the first threshold is the least that a rung reserves
             for k in range(N_RUNGS):
                 r = rungs[k]
                 if r != before:  # most rungs reserve what the one before them does
@@ -118,8 +118,6 @@ def _risk(ladder: Any, survival: Any, thresholds: Any, now: Any, out: Any) -> No
                         j += 1
                     if held >= 1.0:
                         risk = 0.0
-                    elif j == 0:
-                        risk = 1.0
                     elif j == n_thresholds:
                         risk = np.float64(s[n_thresholds - 1])
                     else:

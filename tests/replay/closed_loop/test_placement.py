@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import no_state
 from reclaim.replay.closed_loop.placement import POLICIES, find_machine, score
-from reclaim.replay.closed_loop.preemption import find_preemption, preemption_cost
+from reclaim.replay.closed_loop.preemption import cheapest, find_preemption, preemption_cost
 from reclaim.replay.closed_loop.records import (
     BOTH,
     CAPACITY,
@@ -480,3 +480,13 @@ def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
                     break
             asked = asking["first_limit"]
             assert preemption_cost(asking, machine, runs, asked, how, now_us, m, no_state()) == expected
+
+
+def test_a_machine_of_lower_victims_is_the_cheapest_however_much_work_they_lose() -> None:
+    runs, machine, victims = np.zeros(3, RUN), np.zeros(1, MACHINE_STATE), np.zeros(1, VICTIMS)
+    runs["next"], runs["rank"], runs["reservation"] = (1, -1, -1), (1, 1, 5), 0.5
+    machine["capacity"], machine["reserved"] = 1.0, 1.0
+    need, how = np.array([0.8, 0.8]), np.zeros(1, SETTINGS)[0]
+    # both have to go, and lose 100 each; the best one so far is machine 7
+    for best, expected in (((7, 2, 0), (0, 1, 200)), ((7, 1, 201), (0, 1, 200)), ((7, 1, 200), (7, 1, 200))):
+        assert cheapest(runs[2], need, victims, 1, runs, machine, how, 100, *best) == expected

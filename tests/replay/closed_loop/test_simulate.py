@@ -98,14 +98,19 @@ def test_non_production_preempts_only_what_is_lower_and_production_not_productio
         Task(QUIET, (0.8, 0.8), at=1, band=MONITORING, rank=2),
         slots=5,
     )
+    both = run(  # the limits of both have to go
+        *[Task([(0.1, 0.1)] * 9, (0.4, 0.4), band=PRODUCTION, rank=1)] * 2,
+        Task(QUIET, (0.8, 0.8), at=1, band=MONITORING, rank=2),
+        slots=5,
+    )
     next_to_batch = run(  # of a rank between the two: what is lowest comes first, but for production
         Task([(0.1, 0.1)] * 9, (0.4, 0.4), band=PRODUCTION, rank=1),
         Task([(0.1, 0.1)] * 9, (0.4, 0.4), rank=2),
         Task(QUIET, (0.4, 0.4), at=1, band=PRODUCTION, rank=3),
         slots=5,
     )
-    assert [killed(o) for o in (same, higher, production, monitoring, next_to_batch)] == [
-        [], [(0, "preempted")], [], [(0, "preempted")], [(1, "preempted")],
+    assert [killed(o) for o in (same, higher, production, monitoring, both, next_to_batch)] == [
+        [], [(0, "preempted")], [], [(0, "preempted")], [(1, "preempted"), (0, "preempted")], [(1, "preempted")],
     ]  # fmt: skip
 
 

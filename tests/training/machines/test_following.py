@@ -92,6 +92,9 @@ def test_the_first_outcomes_move_the_margins_by_hand() -> None:
     assert online.violated[:, 0].tolist() == [3, 3, 3]
     assert online.at_once[:, 0].tolist() == [0.03] * 3
     assert (online.lowered == 1).all()  # 3 of 100 at once are no tenth
+    online.reach(15)  # of slot 1, in which none passed
+    assert online.at_once[:, 0].tolist() == [0.0] * 3
+    assert online.most_at_once[:, 0].tolist() == [0.03] * 3
 
 
 def test_too_many_at_once_lower_what_is_asked_until_that_is_made_good_by_hand() -> None:

@@ -296,3 +296,30 @@ def test_the_own_price_is_of_the_answers_of_a_day_of_which_each_hour_weighs_a_li
     low, high = (weight * 0.48 + 12 * 0.24) / (weight + 12), 12 * 0.24 / (weight + 12)
     place = 19 + (low - 0.3) / (low - high)
     assert online.own_rungs[1, tier_key(windows.tier)[0]] == pytest.approx([place, place], abs=1e-3)
+
+
+def test_hours_in_which_no_answer_is_given_weigh_as_much_less_whether_windows_come_in_them_or_not() -> None:
+    risk = np.zeros((2, 2, N_RUNGS), np.uint16)
+    risk[0, :, :20] = risk[1, :, :40] = round(0.48 * UNIT)
+    for between in ((), (13, 30, 60)):  # an answer in the first hour and one in the sixth, and windows without any
+        online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
+        for slot, row in sorted([(1, 0), *((slot, -1) for slot in between), (61, 1)]):
+            online.reach(slot * SLOT_US)
+            online.wait(np.zeros(1, np.int64), np.ones((1, 2, 2)), _slots([slot], [3]), (risk, np.array([row])))
+        online.reach(72 * SLOT_US)
+        assert online.memory()["priced_before"][TIER] == pytest.approx([(23 / 24) ** 6 + 23 / 24] * 2)
+
+
+def test_of_windows_that_end_within_a_slot_the_first_one_does_not_decide_how_old_the_cell_is() -> None:
+    # the cell is a day old between the ends of two windows of the slot
+    windows = _slots([288, 288, 289, 289], [3] * 4)
+    windows.end_us[1::2] += SLOT_US // 2
+    risk = np.broadcast_to((np.linspace(1, 0, N_RUNGS) * UNIT).round().astype(np.uint16), (4, 2, N_RUNGS))
+    begins = []
+    for order in ([0, 1, 2, 3], [1, 0, 3, 2]):
+        online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True, since_us=SLOT_US // 4 + SLOT_US)
+        online.hold(
+            np.arange(4) % 2, Priced(np.ones((4, 2, N_RUNGS), np.float32), None, risk), windows.take(np.array(order))
+        )
+        begins.append(_price_of(online))
+    assert begins[0] == begins[1]
