@@ -215,12 +215,12 @@ def _lock_in(path: Path, busy: Exception | None) -> IO[bytes]:
     while True:
         with _naming_the_remedy():
             folder.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # not by ``exist_ok``, which fails where it is deleted meanwhile
+                folder.mkdir()
             try:
-                with suppress(FileExistsError):  # not by ``exist_ok``, which fails where it is deleted meanwhile
-                    folder.mkdir()
                 return _locked_at(path, busy)
             except FileNotFoundError:  # another process has just ended and deleted the folder
-                if folder.is_symlink():
+                if folder.is_symlink() or path.is_symlink():
                     raise
 
 

@@ -39,7 +39,7 @@ _PLACE_BITS: Final = 17
 """Of the mark of a task's answer: its machine's place, from 1. The rest are the last bits of the answer's number."""
 _NUMBERS: Final = 1 << 32 - _PLACE_BITS
 """Numbers that differ in a mark. An answer of a task is overwritten by the next one at its place in the ring, so a mark
-could mislead only where there was none for 491,520 slots, over four years."""
+could mislead only where there was none for 229,376 slots, over two years."""
 assert MOST_MACHINES < 1 << _PLACE_BITS
 
 

@@ -176,6 +176,24 @@ def test_a_folder_whose_holder_deletes_it_just_now_is_made_again_and_a_link_to_n
         pass
 
 
+def test_a_lock_that_cannot_be_made_is_an_error_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "nothing" / "lock")
+    with pytest.raises(FileNotFoundError), files.locked(tmp_path / "lock", None):
+        pass
+    mkdir, refused = Path.mkdir, tmp_path / "refused"
+
+    def of_another_kind(folder: Path, *mode: Any, **how: Any) -> None:
+        if folder == refused:
+            raise FileNotFoundError  # as /proc and automounters say
+        mkdir(folder, *mode, **how)
+
+    monkeypatch.setattr(Path, "mkdir", of_another_kind)
+    with pytest.raises(FileNotFoundError), files.locked(refused / "lock", None):
+        pass
+
+
 def test_a_lock_without_an_error_for_a_busy_one_waits(tmp_path: Path) -> None:
     held = threading.Event()
 
