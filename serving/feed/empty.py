@@ -10,7 +10,7 @@ import numpy as np
 from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.history import PIECE_S, RawSeries
 
-LATE_S: Final = 900
+LATENESS_S: Final = 900
 """Time by which a slot may precede the last one with usage, as windows of a task may by ``RECLAIM_LATENESS_S``."""
 LONGEST_S: Final = PIECE_S
 """Time for which a fold is remembered: a Prometheus that sends to another keeps two hours that it could not send."""
@@ -54,7 +54,7 @@ class EmptySlots:
                 self.counts[slot_s] = found.get(slot_s, 0)
         self.before = self.before or (start_s, before)
         self._latest_s = max(self._latest_s, *(slot_s for slot_s in found if slot_s < end_s), 0)
-        self.counts = {slot_s: n for slot_s, n in self.counts.items() if slot_s >= self._latest_s - LATE_S}
+        self.counts = {slot_s: n for slot_s, n in self.counts.items() if slot_s >= self._latest_s - LATENESS_S}
         if not self.counts or self.before[0] < end_s - LONGEST_S:
             self.counts, self.before = {}, None
 

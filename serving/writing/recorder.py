@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -128,7 +129,8 @@ class Recorder:
             return
         from_us = self._end_us - round(self._keep_days * s.DAY_US)
         for table in RECORDED:
-            for path in self._folder.glob(f"{table}-*.parquet*"):  # those that a killed process left unfinished, too
+            unfinished = self._folder.glob(f"{table}-*.parquet.partial")  # a killed process left them
+            for path in chain(self._folder.glob(f"{table}-*.parquet"), unfinished):
                 if path.name < file_name(table, from_us):  # names are times
                     try:
                         path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from reclaim.data.core.jit import LENT, straight
 from reclaim.features.registry import AT, SIGNALS
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.margins.violation import ROUNDING
-from reclaim.training.models.survival import FLOOR
+from reclaim.training.models.survival import EVER, FLOOR
 
 TAILS: Final[tuple[float, ...]] = (0.0, 0.05, 0.5)
 """Largest probability that is tempered, by horizon: five minutes ahead none, as there are enough outcomes; a day ahead
@@ -38,7 +38,6 @@ STALE: Final = (1.04, 1.4)
 a little above what came since, one far above."""
 _PRIOR_ROWS: Final = 1_000
 """Rows of all classes that count next to those of each class."""
-_EVER: Final = np.array([AT[f"{signal}_max_ever"] for signal in SIGNALS])
 _WEEK: Final = np.array([AT[f"{signal}_max_7d"] for signal in SIGNALS])
 assert SIGNALS == TARGETS
 _N_HISTORIES: Final = HISTORIES[1] - HISTORIES[0] + 1
@@ -67,7 +66,7 @@ class Past(NamedTuple):
     def classes(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the class of each task and target; shape (n, n_features) to (n, n_targets)."""
         out = np.empty((len(x), len(TARGETS)), np.int64)
-        _classes(x, _EVER, _WEEK, self.stale, out)
+        _classes(x, EVER, _WEEK, self.stale, out)
         return out
 
 
@@ -86,9 +85,9 @@ def _classes(x: Any, ever: Any, week: Any, stale: bool, out: Any) -> None:
                     out[i, t] += over >= least
 
 
-SO_FAR: Final = Past(np.array([_EVER] * len(HORIZONS_S)), stale=False)
+SO_FAR: Final = Past(np.array([EVER] * len(HORIZONS_S)), stale=False)
 """The largest so far."""
-RECENT: Final = Past(np.array([_EVER, _WEEK, np.where(np.array(TARGETS) == "memory", _WEEK, _EVER)]), stale=True)
+RECENT: Final = Past(np.array([EVER, _WEEK, np.where(np.array(TARGETS) == "memory", _WEEK, EVER)]), stale=True)
 """The largest of a week, for an older level says little of memory. But a day holds peaks of CPU that come once a week
 or less often, so there it is the largest so far (`benchmarks/LOG.md`, 2026-11-24)."""
 

@@ -36,7 +36,7 @@ N_BELOW: Final = len(BELOW)
 N_THRESHOLDS: Final = len(BELOW) + len(ABOVE)
 NOW: Final = np.array([AT[f"{signal}_last"] for signal in SIGNALS])
 """Columns of what is used now, in the order of ``TARGETS``."""
-_EVER: Final = np.array([AT[f"{signal}_max_ever"] for signal in SIGNALS])
+EVER: Final = np.array([AT[f"{signal}_max_ever"] for signal in SIGNALS])
 """Columns of the statistic that is known from the first measurement on, in the order of ``TARGETS``."""
 assert SIGNALS == TARGETS
 Curves = Callable[[slice, NDArray[np.float32]], None]
@@ -127,7 +127,7 @@ def forecast_of(
 
 def clear_unmeasured(forecast: Forecast, x: NDArray[np.float32]) -> None:
     """Remove, in place, the curves of targets that were never measured of a task: no model learned from such rows."""
-    never = np.isnan(x[:, _EVER])
+    never = np.isnan(x[:, EVER])
     if never.any():
         forecast.survival[never], forecast.quantiles[never] = np.nan, np.nan
 

@@ -110,7 +110,7 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "requested": requested, "reclaimable": reclaimable,
             "share": reclaimable / requested if requested else None,
             "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
-            "raises": sum(one["reclaimable"] < 0 for _, one in known),
+            "raises": sum(one["recommended"] > one["request"] for _, one in known),
             "first": sum(first), "firsts": len(first),
         }  # fmt: skip
     return found

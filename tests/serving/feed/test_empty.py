@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reclaim.data.traces.history import RawSeries
-from reclaim.serving.feed.empty import LATE_S, LONGEST_S, EmptySlots
+from reclaim.serving.feed.empty import LATENESS_S, LONGEST_S, EmptySlots
 from reclaim.serving.settings import ServingSettings
 from tests.data.traces.kubernetes.histories import APP, T0, beat, one
 
@@ -15,7 +15,7 @@ def usage(start_s: float, end_s: float, step_s: float = 30) -> list[RawSeries]:
 
 
 def test_the_bound_is_that_of_late_windows_in_the_service() -> None:
-    assert ServingSettings().lateness_s == LATE_S
+    assert ServingSettings().lateness_s == LATENESS_S
 
 
 def test_a_slot_has_come_where_it_has_more_samples_than_when_it_was_folded() -> None:
