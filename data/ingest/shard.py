@@ -125,7 +125,7 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
     Returns
     -------
     Shard or Damaged
-        Damaged: truncated, corrupt or empty, or usage without a row; nothing of it is kept.
+        Damaged: truncated, corrupt or empty, or usage without a row, but in parquet; nothing of it is kept.
 
     Raises
     ------
@@ -184,7 +184,8 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
         stage = Stage(connection, work, job.threads, writer, rejects)
         taken = _READERS[path.name.removesuffix(".gz").rsplit(".", 1)[-1]](stage, table, path)
-    if table.name == "usage" and table.where == "true" and not taken.rows and not rejects.count:
+    whole = path.suffix == ".parquet"  # its footer counts the rows: engines write parts without any
+    if table.name == "usage" and table.where == "true" and not (whole or taken.rows or rejects.count):
         raise DamagedFileError(f"{path}: no rows")
     shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, rejects.count, n_bytes,
                   taken.defects, str(folder))  # fmt: skip

@@ -90,6 +90,17 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) 
     assert made[0].equals(made[1])
 
 
+def test_a_parquet_part_without_rows_is_whole_unless_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rows = pa.table({"vm": [1], "t": [300], "used": [1.25]})
+    pq.write_table(rows.slice(0, 0), tmp_path / "in" / "part-0.parquet")
+    mapping = config(given_mapping(tmp_path))
+    with pytest.raises(TraceError, match=r"in: not one row in part-0\.parquet$"):
+        ingest(tmp_path / "in", tmp_path / "none", mapping)
+    pq.write_table(rows, tmp_path / "in" / "part-1.parquet")
+    assert ingest(tmp_path / "in", tmp_path / "out", mapping).dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.25]
+
+
 def test_a_folder_named_key_is_value_adds_no_column(tmp_path: Path) -> None:
     file = tmp_path / "in" / "used=7" / "a.parquet"
     file.parent.mkdir(parents=True)
