@@ -189,7 +189,7 @@ def test_an_error_of_the_file_system_is_one_line_with_the_path(tmp_path: Path, r
     (tmp_path / "cell").write_text("not a folder")
     done = reclaim("synth", "cell/sub")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: cell/sub.partial: Not a directory\n"
+    assert done.stderr == "error: cell/sub: Not a directory\n"
 
 
 def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path, reclaim: Command) -> None:
