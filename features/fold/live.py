@@ -44,7 +44,8 @@ hour."""
 HELD: Final = np.dtype(
     [*((name, a.dtype, a.shape[1:]) for name, a in fold_columns(empty_windows())._asdict().items()), ("held", "?")]
 )
-"""A window that is held, or room for one: what a fold reads of it."""
+"""A window that is held, or room for one: what a fold reads of it. There are ``PENDING`` of a task, and none where no
+window is taken late."""
 
 Slots = NDArray[np.int64]
 

@@ -385,7 +385,7 @@ def _add(
     now: int,  # slot of the clock
     place: Any,  # (n,) int64, -1 unknown
     used: Any,  # (n, R) float64, demand
-    limit: Any,  # (n, R) float64
+    limit: Any,  # (n, R) float64, above 0: a task without a limit is not admitted
     of_row: Any,  # (n,) int64, row of shares, or -1
     shares: Any,  # (k, R, N_SHARES) float32
     opted_out: Any,  # (k,) bool

@@ -178,7 +178,7 @@ def _amounts(decisions: Decisions, chosen: Floats, k: int, r: int, of_tasks: Flo
     """
     request, limit, wanted = decisions.request[k, r], decisions.enforced[k, r], chosen[k, r]
     change = wanted / request - 1 if request > 0 else np.nan
-    less = request - of_tasks[np.isfinite(of_tasks)]
+    less = request - of_tasks[np.isfinite(of_tasks)]  # zeros where all request the same: their mean would be rounded
     requested = request - less.mean() if len(less) else request
     return {
         "request": number(request), "limit": number(limit), "recommended": number(wanted), "change": number(change),
