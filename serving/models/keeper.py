@@ -111,7 +111,8 @@ class _Followed:
         """Keep the reason, log it once, and do not try again for some seconds; None: the reference has no version."""
         version = None if found is None else found.version
         refused = Refusal(version, why)
-        if refused != self.refused:
+        said_at_start = found is None and self.refused is not None and self.refused.version is None
+        if refused != self.refused and not said_at_start:
             if found is not None:
                 self._on_refused()
             which = self.reference if version is None else f"{self.reference}, version {version},"

@@ -472,6 +472,16 @@ def test_a_first_start_without_the_registry_says_that_the_built_in_model_serves_
     assert (named.load().name, named.status().fallback) == ("builtin", None)
 
 
+@pytest.mark.usefixtures("registry")
+def test_that_there_is_no_champion_yet_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keeper = ModelKeeper(ServingSettings(state=tmp_path / "first"), promote=lambda _: None, shadow=lambda _: None)
+    keeper.load()
+    keeper.check()
+    keeper.check()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the built-in model serves until there is one" in caplog.text
+
+
 def test_the_model_of_a_launch_needs_no_registry_and_is_confirmed_by_it(registry: Registry) -> None:
     registry.register()
     registry.point("champion", "1")
