@@ -164,10 +164,21 @@ def test_every_benchmark_and_every_result_is_quoted_by_a_page_or_the_log() -> No
     ] == []
 
 
+def test_the_log_is_newest_first_and_has_each_entry_by_subject_once() -> None:
+    text = (ROOT / "benchmarks" / "LOG.md").read_text()
+    entries = re.findall(r"^## (\d{4}-\d\d-\d\d): (.*)$", text, re.MULTILINE)
+    assert [day for day, _ in entries] == sorted((day for day, _ in entries), reverse=True)
+    listed = re.findall(r"^- \[(.*)\]\(#(.*)\)$", text.partition("\n## 2")[0], re.MULTILINE)
+    assert sorted(listed) == sorted((title, _anchor(f"{day}: {title}")) for day, title in entries)
+
+
 def _anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {_anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def test_every_curl_line_of_every_page_is_one_that_is_run_against_the_service() -> None:
