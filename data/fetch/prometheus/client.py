@@ -308,8 +308,7 @@ class Client:
                 raise RefusedError(status, message)
             message = f"HTTP {status}: {message}" if status else message
             if not left:
-                raise TraceError(f"{self.url}: {message}; given up after {TRIES} tries. "
-                                 "Run again to continue: finished pieces are kept")  # fmt: skip
+                raise TraceError(f"{self.url}: {message}; given up after {TRIES} tries")
             pause_s = max(self._access.pause_s * 2 ** (TRIES - 1 - left), asked_s)
             log.warning("%s: %s; trying again in %.0f s", self.url, message, pause_s)
             time.sleep(pause_s)

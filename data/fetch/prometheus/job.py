@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaim.data.core.files import write_json
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.ledger import Ledger
 from reclaim.data.fetch.prometheus.client import Access, Client
 from reclaim.data.fetch.prometheus.probe import AUTO, LARGEST_PIECE, Plan, choose, plan, too_large
@@ -257,7 +257,10 @@ def _fetch(
         waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / pieces)))[::-1]
         while waiting:
             group = waiting.pop()
-            series = _read(client, metrics, transport, group, per_piece, without)
+            try:
+                series = _read(client, metrics, transport, group, per_piece, without)
+            except TraceError as error:
+                raise TraceError(f"{error}. Run again to continue: finished pieces are kept") from error
             if series is None and len(group) == 1:
                 raise ConfigError(too_large(client.url, "more samples than planned"))
             if series is None:

@@ -87,7 +87,7 @@ def _read(client: Client, metric: Metric, transport: str, start_ms: int, end_ms:
         if middle - start_ms < SHORTEST_READ_S * 1000:
             raise TraceError(
                 f"{client.url}: {metric.selector} is too much even for {(end_ms - start_ms) // 1000} s ({error}); "
-                "narrow it by --namespace. Run again to continue: finished pieces are kept"
+                "narrow it by --namespace"
             ) from error
         halves = ((start_ms, middle), (middle, end_ms))
         return [row for low, high in halves for row in _read(client, metric, transport, low, high)]
