@@ -77,6 +77,12 @@ _ABOUT: Final = (
     "that type. Reservations of the cell, and the list of machines, come in it where `Accept` names it, or where the "
     "request is of it and `Accept` does not name JSON. Metrics are text. All else is JSON."
 )
+_GROUPS: Final = {
+    "tasks": "Reservations of tasks, from histories in the request or from the service's memory, and what it is told.",
+    "machines": "What tasks of a machine need together, and machines with room.",
+    "service": "The served model, the memory, probes and metrics.",
+}
+"""Groups of the page's routes, in its order."""
 _CURSOR: Final = r"^[0-9]{1,19}:[0-9]{1,19}$"
 """Form of the ``next`` of an answer."""
 _MOST_DIGITS: Final = len(str(MAX_ID))
@@ -228,7 +234,9 @@ def page(api: FastAPI, prefix: str) -> Json:
     for path, item in paths.items():
         for operation in item.values():
             _complete(operation, token=path.startswith(prefix) or path == "/metrics")
-    return {**made, "servers": [{"url": "."}], "paths": paths}
+            operation["tags"] = [_group(path, prefix)]
+    tags = [{"name": name, "description": description} for name, description in _GROUPS.items()]
+    return {**made, "servers": [{"url": "."}], "tags": tags, "paths": paths}
 
 
 def page_app(api: FastAPI, prefix: str, metrics: Callable[[], str]) -> Starlette:
@@ -247,6 +255,13 @@ def page_app(api: FastAPI, prefix: str, metrics: Callable[[], str]) -> Starlette
         return HTMLResponse(_INDEX, headers={"content-security-policy": _OWN_ALONE})
 
     return Starlette(routes=[Route("/", index), Route(PATH, answer), Route("/metrics", measured)])
+
+
+def _group(path: str, prefix: str) -> str:
+    """Return the group of a path."""
+    if not path.startswith(prefix) or path in (f"{prefix}/cell", f"{prefix}/model"):
+        return "service"
+    return "machines" if path.startswith(f"{prefix}/machines") else "tasks"
 
 
 def _complete(operation: Json, *, token: bool) -> None:

@@ -111,6 +111,15 @@ def test_the_page_names_every_route(asked: tuple[str, BaseSchema]) -> None:
     there = [(method, path) for path, item in page["paths"].items() for method in item]
     assert sorted(there) == sorted(OPERATIONS)
     assert page["openapi"].startswith("3.1")
+    group_of = {
+        path: tag for path, item in page["paths"].items() for operation in item.values() for tag in operation["tags"]
+    }
+    assert list(dict.fromkeys(group_of.values())) == [group["name"] for group in page["tags"]]
+    assert (group_of["/v1/usage"], group_of["/v1/machines/fit"], group_of["/v1/cell"]) == (
+        "tasks",
+        "machines",
+        "service",
+    )
 
 
 @pytest.mark.slow
