@@ -10,10 +10,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import CACHED
+from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.foreseen import ByMachine
-from reclaim.replay.closed_loop.records import RUNNING
 from reclaim.training.machines.following import AT_ONCE, OnlineMachines, crowded, times_of
 from reclaim.training.margins.violation import violates
 
@@ -72,6 +71,27 @@ class _Answer:
     peak: Floats
 
 
+class _Now:
+    """Runs that are on machines in the slot under way.
+
+    Attributes
+    ----------
+    n : int
+        Number of them.
+    run : int64, shape (n_runs,)
+        The first ``n`` are those.
+    machine, placed_us : int64, shape (n_runs,)
+        By run: its machine, -1 where it is on none, and when it was placed there.
+    demand : float64, shape (n_runs, n_resources)
+        By run; 0 where unknown.
+    """
+
+    def __init__(self, n_runs: int) -> None:
+        self.n = 0
+        self.run, self.machine, self.placed_us = (np.full(n_runs, -1) for _ in range(3))
+        self.demand = np.zeros((n_runs, len(RESOURCES)))
+
+
 class HeldMachines:
     """Machines of a closed loop, each compared with the largest demand of its runs within a horizon.
 
@@ -85,7 +105,7 @@ class HeldMachines:
     ----------
     demand : float64, shape (n_rows, n_resources)
         Of each window of the tape, as ``data.windows.demand``; NaN where unknown.
-    horizon_s, slot_s : int
+    n_runs, horizon_s, slot_s : int
     by_machine : ByMachine or None
         Places the runs; its margins follow where it requires that.
 
@@ -95,7 +115,9 @@ class HeldMachines:
         Counts so far.
     """
 
-    def __init__(self, demand: Floats, horizon_s: int, slot_s: int, by_machine: ByMachine | None = None) -> None:
+    def __init__(
+        self, demand: Floats, n_runs: int, horizon_s: int, slot_s: int, by_machine: ByMachine | None = None
+    ) -> None:
         self._online = self._estimator = None
         if by_machine is not None and by_machine.at_once is not None:
             self._estimator = by_machine.estimator
@@ -105,6 +127,7 @@ class HeldMachines:
         self._demand = demand
         self._slots, self._step = times_of(horizon_s, slot_s)
         self._waiting: deque[_Answer] = deque()
+        self._now = _Now(n_runs)
         self.held = Held()
 
     def margins(self, slot: int) -> Floats | None:
@@ -131,29 +154,30 @@ class HeldMachines:
         sums : float64, shape (n_machines, n_resources, N_TERMS)
             Terms of the runs on each machine; read where margins follow.
         """
-        running, machine = runs["state"] == RUNNING, runs["machine"]
-        placed_us = np.ascontiguousarray(runs["placed_us"])
+        now = self._now
+        now.n = _look(runs, machines, self._demand, now.n, now.run, now.machine, now.placed_us, now.demand)
         if slot % self._step == 0:
-            here, held, use = np.flatnonzero(running), [machines["reserved"].copy()], machines["use"]
+            here, held, use = np.sort(now.run[: now.n]), [machines["reserved"].copy()], machines["use"]
             if self._online is not None and self._estimator is not None:
                 # as in ``foreseen.foresee``: no less than is used in the slot, which the sums do not include
                 held += [np.maximum(self._estimator.at(m, sums), use) for m in self._online.margins.tolist()]
             self._waiting.append(
-                _Answer(slot, here, machine[here].astype(np.int64), placed_us[here], runs["limit"][here],
-                        np.stack(held), np.zeros(use.shape))
+                _Answer(slot, here, now.machine[here], now.placed_us[here], runs["limit"][here], np.stack(held),
+                        np.zeros(use.shape))
             )  # fmt: skip
-        where = np.where(running, machine, -1)
-        demand = np.nan_to_num(self._demand[np.where(running, runs["cursor"], 0)])
         for answer in self._waiting:
             total = np.zeros(answer.peak.shape)
-            _count(answer.run, answer.machine, answer.placed_us, answer.limit, where, placed_us, demand, total)
+            _count(
+                answer.run, answer.machine, answer.placed_us, answer.limit,
+                now.machine, now.placed_us, now.demand, total,
+            )  # fmt: skip
             np.maximum(answer.peak, total, out=answer.peak)
         while self._waiting and self._waiting[0].slot + self._slots <= slot + 1:
             self._judge(self._waiting.popleft())
 
     def _judge(self, answer: _Answer) -> None:
         """Count the machines that had runs."""
-        some = np.unique(answer.machine)
+        some = np.flatnonzero(np.bincount(answer.machine))
         violated = violates(answer.peak[some], answer.reserved[:, some]).sum(axis=1)
         n = np.full(answer.peak.shape[1], len(some))
         self.held.judged += len(some)
@@ -164,13 +188,39 @@ class HeldMachines:
             self._online.count(answer.slot, n, violated[1:])
 
 
-@numba.njit(**CACHED)
+@numba.njit(**LENT)
+def _look(
+    runs: Any,  # (n_runs,) RUN
+    machines: Any,  # (n_machines,) MACHINE_STATE
+    demand: Any,  # (n_rows, R) float64, NaN where unknown
+    before: int,  # number of runs in the slot before
+    run: Any,  # (n_runs,) int64, the first ``before`` are those; changed, as what follows
+    machine: Any,  # (n_runs,) int64
+    placed_us: Any,  # (n_runs,) int64
+    now: Any,  # (n_runs, R) float64
+) -> int:
+    """Find the runs on machines along their chains, and return their number; others cost nothing."""
+    for k in range(before):
+        machine[run[k]] = -1
+    n = 0
+    for m in range(len(machines)):
+        i = machines[m].head
+        while i >= 0:
+            run[n], machine[i], placed_us[i] = i, m, runs[i].placed_us
+            for r in range(now.shape[1]):
+                asked = demand[runs[i].cursor, r]
+                now[i, r] = 0.0 if np.isnan(asked) else asked
+            n, i = n + 1, runs[i].next
+    return n
+
+
+@numba.njit(**LENT)
 def _count(
     run: Any,  # (n,) int64
     machine: Any,  # (n,) int64
     placed_us: Any,  # (n,) int64
     limit: Any,  # (n, R) float64
-    where: Any,  # (n_runs,) int32, machine of a run, -1 where it does not run
+    where: Any,  # (n_runs,) int64, machine of a run, -1 where it does not run
     since_us: Any,  # (n_runs,) int64, when it was placed
     demand: Any,  # (n_runs, R) float64
     total: Any,  # (n_machines, R) float64, changed

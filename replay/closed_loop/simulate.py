@@ -236,7 +236,9 @@ def _held(workload: Workload, by_machine: ByMachine | None, horizon_s: int | Non
     """Return the object that compares machines with their peaks; None where nothing does."""
     follows = by_machine is not None and by_machine.at_once is not None
     assert horizon_s is not None or not follows, "margins follow peaks within a horizon"
-    return None if horizon_s is None else HeldMachines(workload.demand, horizon_s, workload.slot_s, by_machine)
+    if horizon_s is None:
+        return None
+    return HeldMachines(workload.demand, len(workload.runs), horizon_s, workload.slot_s, by_machine)
 
 
 def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:
