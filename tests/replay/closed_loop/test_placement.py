@@ -294,18 +294,18 @@ def test_among_many_machines_the_one_of_the_lowest_victim_is_preempted_on_howeve
         assert killed(outcome) == [(first.index(lowest), "preempted")]
 
 
-@pytest.mark.parametrize(("over", "preempted"), [(0.0, True), (3e-7, False)])
-def test_production_preempts_nothing_where_limits_of_production_leave_less_than_it_asks_by_a_hair(
-    over: float, preempted: bool
-) -> None:
-    outcome = run(
-        Task([(0.1, 0.1)] * 4, (0.5, 0.5), reserved=(0.2, 0.2), band=PRODUCTION, rank=5, carried=True),
-        Task([(0.1, 0.1)] * 4, (0.75, 0.75)),
-        Task([(0.1, 0.1)] * 4, (0.5 + over, 0.5 + over), at=1, band=PRODUCTION, rank=5),
-        slots=3,
-    )  # fmt: skip
-    # next to the limit of 0.5 there is just 0.5 for production, which is less than the rounding of single precision
-    assert killed(outcome) == [(1, "preempted")] * preempted
+def test_a_machine_whose_production_leaves_too_little_by_a_hair_makes_no_room_and_is_none_of_those_enough() -> None:
+    on, masks = machines((1.0, 1.0), (1.0, 1.0)), np.array([[True, False], [False, True], [True, True]])
+    production = Task([(0.1, 0.1)] * 4, (0.5, 0.5), reserved=(0.2, 0.2), band=PRODUCTION, rank=5, carried=True)
+    batch = Task([(0.1, 0.1)] * 4, (0.75, 0.75))
+    asked = 0.5 + 3e-7  # more than the 0.5 next to the limit of 0.5, by less than the rounding of single precision
+    for seed in range(6):  # in whatever order they are looked at, one is enough
+        outcome = run(
+            production, replace(production, limit=(0.4, 0.4), mask=1), batch, replace(batch, mask=1),
+            Task([(0.1, 0.1)] * 4, (asked, asked), at=1, band=PRODUCTION, rank=5, mask=2),
+            on=on, masks=masks, slots=3, enough=1, seed=seed,
+        )  # fmt: skip
+        assert killed(outcome) == [(3, "preempted")]
 
 
 def test_of_ranks_that_sums_do_not_tell_apart_only_the_lower_ones_make_room_and_count_as_enough() -> None:
