@@ -118,6 +118,18 @@ def test_production_preempts_what_is_foreseen_until_it_fits() -> None:
     assert outcome.ticks["reserved"][2, 0] == pytest.approx(0.2 + 0.3 + 0.5)
 
 
+@pytest.mark.parametrize(("asked", "preempted"), [(0.4, True), (0.5, False)])
+def test_a_run_preempts_only_where_what_is_foreseen_without_the_victims_leaves_room(
+    asked: float, preempted: bool
+) -> None:
+    production = Task([(0.6, 0.6)] * 9, (0.7, 0.7), band=PRODUCTION, rank=9, carried=True)
+    low = Task([(0.1, 0.1)] * 9, (0.5, 0.5), carried=True)
+    asking = Task([(0.1, 0.1)] * 4, (asked, asked), at=1.5, rank=3)
+    outcome = run_together(production, low, asking, means=[0.2, 0.3, 0.1], slots=3)
+    # the two reserve the 0.7 that they use, not 0.2 + 0.3; without the second, alone 0.3, it is 0.6 rather than 0.4
+    assert killed(outcome) == [(1, "preempted")] * preempted
+
+
 def test_contenders_of_a_model_share_what_it_foresees_and_what_runs_reserve_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

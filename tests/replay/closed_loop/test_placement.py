@@ -280,6 +280,45 @@ def test_the_one_machine_that_can_make_room_is_found_among_many(place: int) -> N
         assert killed(outcome) == [(one, "preempted")]
 
 
+@pytest.mark.parametrize("at", [0.0, 0.5])
+def test_among_many_machines_the_one_of_the_lowest_victim_is_preempted_on_however_much_work_it_loses(at: float) -> None:
+    n = 3 * PREEMPTED_IN_TURN
+    full = Task([(0.1, 0.1)] * 4, (0.9, 0.9))
+    masks = np.concatenate([np.eye(n, dtype=np.bool_), np.ones((1, n), np.bool_)])
+    for seed in range(4):  # the machine is among the first or the last that are looked at
+        crowd = [replace(full, at=0.5 - at, rank=2, mask=m) for m in range(1, n)]
+        lowest = replace(full, at=at, rank=1, mask=0)
+        first = [lowest, *crowd] if at == 0.0 else [*crowd, lowest]
+        asking = replace(full, at=1, band=PRODUCTION, rank=5, mask=n)
+        outcome = run(*first, asking, on=machines(*[(1.0, 1.0)] * n), masks=masks, slots=2, seed=seed)
+        assert killed(outcome) == [(first.index(lowest), "preempted")]
+
+
+def test_a_machine_whose_production_leaves_too_little_by_a_hair_makes_no_room_and_is_none_of_those_enough() -> None:
+    on, masks = machines((1.0, 1.0), (1.0, 1.0)), np.array([[True, False], [False, True], [True, True]])
+    production = Task([(0.1, 0.1)] * 4, (0.5, 0.5), reserved=(0.2, 0.2), band=PRODUCTION, rank=5, carried=True)
+    batch = Task([(0.1, 0.1)] * 4, (0.75, 0.75))
+    asked = 0.5 + 3e-7  # more than the 0.5 next to the limit of 0.5, by less than the rounding of single precision
+    for seed in range(6):  # in whatever order they are looked at, one is enough
+        outcome = run(
+            production, replace(production, limit=(0.4, 0.4), mask=1), batch, replace(batch, mask=1),
+            Task([(0.1, 0.1)] * 4, (asked, asked), at=1, band=PRODUCTION, rank=5, mask=2),
+            on=on, masks=masks, slots=3, enough=1, seed=seed,
+        )  # fmt: skip
+        assert killed(outcome) == [(3, "preempted")]
+
+
+def test_of_ranks_that_sums_do_not_tell_apart_only_the_lower_ones_make_room_and_count_as_enough() -> None:
+    on, masks = machines((1.0, 1.0), (1.0, 1.0)), np.array([[True, False], [False, True], [True, True]])
+    full = Task([(0.1, 0.1)] * 4, (0.9, 0.9))
+    for seed in range(6):  # in whatever order they are looked at, one is enough
+        outcome = run(
+            replace(full, rank=RANKS + 4), replace(full, rank=RANKS, mask=1),
+            replace(full, rank=RANKS + 2, at=1, mask=2), on=on, masks=masks, slots=3, enough=1, seed=seed,
+        )  # fmt: skip
+        assert killed(outcome) == [(1, "preempted")]
+
+
 @settings(max_examples=300)
 @given(st.integers(0, 2**32 - 1), st.one_of(st.integers(1, 40), st.integers(TOGETHER - 2, 5 * TOGETHER)))
 def test_the_machine_found_and_the_reason_told_are_those_of_a_plain_look_at_every_machine(seed: int, n: int) -> None:
