@@ -46,50 +46,24 @@ class Held:
     crowded: Ids = field(default_factory=lambda: np.zeros(len(RESOURCES), np.int64))
 
 
+_SEEN: Final = np.dtype([("placed_us", "i8"), ("machine", "i4"), ("since", "i4")])
+"""Of a run: when and where it was placed last, and the first slot in which it was seen there."""
+
+
 @dataclass
 class _Answer:
     """Reservations of one time whose horizon is not over.
 
     Attributes
     ----------
-    slot : int
-    run, machine, placed_us : int64, shape (n,)
-        Runs that were there, their machines, and when they were placed there.
-    limit : float64, shape (n, n_resources)
-        Theirs at that time, up to which they count.
+    slot, place : int
+        The time, and its place among those that wait.
     reserved : float64, shape (k, n_machines, n_resources)
-    peak : float64, shape (n_machines, n_resources)
-        Largest demand so far.
     """
 
     slot: int
-    run: Ids
-    machine: Ids
-    placed_us: Ids
-    limit: Floats
+    place: int
     reserved: Floats
-    peak: Floats
-
-
-class _Now:
-    """Runs that are on machines in the slot under way.
-
-    Attributes
-    ----------
-    n : int
-        Number of them.
-    run : int64, shape (n_runs,)
-        The first ``n`` are those.
-    machine, placed_us : int64, shape (n_runs,)
-        By run: its machine, -1 where it is on none, and when it was placed there.
-    demand : float64, shape (n_runs, n_resources)
-        By run; 0 where unknown.
-    """
-
-    def __init__(self, n_runs: int) -> None:
-        self.n = 0
-        self.run, self.machine, self.placed_us = (np.full(n_runs, -1) for _ in range(3))
-        self.demand = np.zeros((n_runs, len(RESOURCES)))
 
 
 class HeldMachines:
@@ -105,7 +79,9 @@ class HeldMachines:
     ----------
     demand : float64, shape (n_rows, n_resources)
         Of each window of the tape, as ``data.windows.demand``; NaN where unknown.
-    n_runs, horizon_s, slot_s : int
+    varies : bool, shape (n_runs,)
+        Whether the limit of a run varies.
+    n_machines, horizon_s, slot_s : int
     by_machine : ByMachine or None
         Places the runs; its margins follow where it requires that.
 
@@ -116,8 +92,9 @@ class HeldMachines:
     """
 
     def __init__(
-        self, demand: Floats, n_runs: int, horizon_s: int, slot_s: int, by_machine: ByMachine | None = None
-    ) -> None:
+        self, demand: Floats, varies: NDArray[np.bool_], n_machines: int, horizon_s: int, slot_s: int,
+        by_machine: ByMachine | None = None,
+    ) -> None:  # fmt: skip
         self._online = self._estimator = None
         if by_machine is not None and by_machine.at_once is not None:
             self._estimator = by_machine.estimator
@@ -127,7 +104,14 @@ class HeldMachines:
         self._demand = demand
         self._slots, self._step = times_of(horizon_s, slot_s)
         self._waiting: deque[_Answer] = deque()
-        self._now = _Now(n_runs)
+        kept, n_vary = -(-self._slots // self._step), int(varies.sum())
+        self._places = np.full(kept, -1)  # slots of those that wait
+        self._peak = np.zeros((n_machines, len(RESOURCES), kept))  # largest demand of each machine so far
+        self._had_runs = np.zeros((n_machines, kept), np.bool_)  # at that time
+        self._seen = np.zeros(len(varies), _SEEN)
+        self._seen["machine"] = -1
+        self._varying = np.where(varies, np.cumsum(varies) - 1, -1)
+        self._limits = np.zeros((n_vary, len(RESOURCES), kept))  # at that time, of runs whose limit varies
         self.held = Held()
 
     def margins(self, slot: int) -> Floats | None:
@@ -154,32 +138,26 @@ class HeldMachines:
         sums : float64, shape (n_machines, n_resources, N_TERMS)
             Terms of the runs on each machine; read where margins follow.
         """
-        now = self._now
-        now.n = _look(runs, machines, self._demand, now.n, now.run, now.machine, now.placed_us, now.demand)
         if slot % self._step == 0:
-            here, held, use = np.sort(now.run[: now.n]), [machines["reserved"].copy()], machines["use"]
+            held, use = [machines["reserved"].copy()], machines["use"]
             if self._online is not None and self._estimator is not None:
                 # as in ``foreseen.foresee``: no less than is used in the slot, which the sums do not include
                 held += [np.maximum(self._estimator.at(m, sums), use) for m in self._online.margins.tolist()]
-            self._waiting.append(
-                _Answer(slot, here, now.machine[here], now.placed_us[here], runs["limit"][here], np.stack(held),
-                        np.zeros(use.shape))
-            )  # fmt: skip
-        for answer in self._waiting:
-            total = np.zeros(answer.peak.shape)
-            _count(
-                answer.run, answer.machine, answer.placed_us, answer.limit,
-                now.machine, now.placed_us, now.demand, total,
-            )  # fmt: skip
-            np.maximum(answer.peak, total, out=answer.peak)
+            place = int(np.flatnonzero(self._places < 0)[0])
+            self._places[place], self._peak[:, :, place] = slot, 0.0
+            self._waiting.append(_Answer(slot, place, np.stack(held)))
+        _see(runs, machines, self._demand, slot, self._places, self._seen, self._varying, self._limits, self._had_runs,
+             self._peak, np.zeros(self._peak.shape[1:]))  # fmt: skip
         while self._waiting and self._waiting[0].slot + self._slots <= slot + 1:
-            self._judge(self._waiting.popleft())
+            ended = self._waiting.popleft()
+            self._judge(ended)
+            self._places[ended.place] = -1
 
     def _judge(self, answer: _Answer) -> None:
         """Count the machines that had runs."""
-        some = np.flatnonzero(np.bincount(answer.machine))
-        violated = violates(answer.peak[some], answer.reserved[:, some]).sum(axis=1)
-        n = np.full(answer.peak.shape[1], len(some))
+        some = np.flatnonzero(self._had_runs[:, answer.place])
+        violated = violates(self._peak[some, :, answer.place], answer.reserved[:, some]).sum(axis=1)
+        n = np.full(len(RESOURCES), len(some))
         self.held.judged += len(some)
         self.held.over += violated[0]
         self.held.times += 1
@@ -189,45 +167,40 @@ class HeldMachines:
 
 
 @numba.njit(**LENT)
-def _look(
+def _see(
     runs: Any,  # (n_runs,) RUN
     machines: Any,  # (n_machines,) MACHINE_STATE
     demand: Any,  # (n_rows, R) float64, NaN where unknown
-    before: int,  # number of runs in the slot before
-    run: Any,  # (n_runs,) int64, the first ``before`` are those; changed, as what follows
-    machine: Any,  # (n_runs,) int64
-    placed_us: Any,  # (n_runs,) int64
-    now: Any,  # (n_runs, R) float64
-) -> int:
-    """Find the runs on machines along their chains, and return their number; others cost nothing."""
-    for k in range(before):
-        machine[run[k]] = -1
-    n = 0
-    for m in range(len(machines)):
-        i = machines[m].head
-        while i >= 0:
-            run[n], machine[i], placed_us[i] = i, m, runs[i].placed_us
-            for r in range(now.shape[1]):
-                asked = demand[runs[i].cursor, r]
-                now[i, r] = 0.0 if np.isnan(asked) else asked
-            n, i = n + 1, runs[i].next
-    return n
-
-
-@numba.njit(**LENT)
-def _count(
-    run: Any,  # (n,) int64
-    machine: Any,  # (n,) int64
-    placed_us: Any,  # (n,) int64
-    limit: Any,  # (n, R) float64
-    where: Any,  # (n_runs,) int64, machine of a run, -1 where it does not run
-    since_us: Any,  # (n_runs,) int64, when it was placed
-    demand: Any,  # (n_runs, R) float64
-    total: Any,  # (n_machines, R) float64, changed
+    slot: int,
+    places: Any,  # (n,) int64, slots of the answers that wait, -1 where none does
+    seen: Any,  # (n_runs,) _SEEN, changed, as all that follows
+    varying: Any,  # (n_runs,) int64, place of a run's limits; -1: its limit does not vary
+    limits: Any,  # (n_varying, R, n) float64
+    had_runs: Any,  # (n_machines, n) bool
+    peak: Any,  # (n_machines, R, n) float64
+    total: Any,  # (R, n) float64, of one machine
 ) -> None:
-    """Add the demand of an answer's runs that are still on their machine, each up to its limit."""
-    for k in range(len(run)):
-        i = run[k]
-        if where[i] == machine[k] and since_us[i] == placed_us[k]:
-            for r in range(total.shape[1]):
-                total[machine[k], r] += min(demand[i, r], limit[k, r])
+    """Add to each answer the demand of its runs that are still where they were then, each up to its limit of then."""
+    for m in range(len(machines)):
+        total[:] = 0.0
+        i = machines[m].head
+        for a in range(len(places)):
+            if places[a] == slot:
+                had_runs[m, a] = i >= 0
+        while i >= 0:
+            run, one, own = runs[i], seen[i], varying[i]
+            if one.machine != m or one.placed_us != run.placed_us:
+                one.placed_us, one.machine, one.since = run.placed_us, m, slot
+            for r in range(demand.shape[1]):
+                asked = demand[run.cursor, r]
+                counted = 0.0 if np.isnan(asked) else min(asked, run.limit[r])
+                for a in range(len(places)):
+                    if own >= 0:
+                        if places[a] == slot:
+                            limits[own, r, a] = run.limit[r]
+                        counted = 0.0 if np.isnan(asked) else min(asked, limits[own, r, a])
+                    total[r, a] += counted if places[a] >= one.since else 0.0
+            i = run.next
+        for r in range(demand.shape[1]):
+            for a in range(len(places)):
+                peak[m, r, a] = max(peak[m, r, a], total[r, a])

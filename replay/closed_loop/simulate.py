@@ -159,7 +159,7 @@ def simulate(
     margin = np.zeros(n_slots, np.int8) if margin is None else margin
     margins = None if by_machine is None else by_machine.margins()
     foreseen = no_state() if by_machine is None else by_machine.state(len(machines))
-    held = _held(workload, by_machine, horizon_s)
+    held = _held(workload, len(machines), by_machine, horizon_s)
     loop = _before_first_slot(
         workload, machines, order, scheduling, reserved=reserved[margin[0]], tick=ticks[0],
         foreseen=foreseen if margins is None else foreseen._replace(margins=margins[margin[0]]),
@@ -232,13 +232,16 @@ def _before_first_slot(
     )
 
 
-def _held(workload: Workload, by_machine: ByMachine | None, horizon_s: int | None) -> HeldMachines | None:
+def _held(
+    workload: Workload, n_machines: int, by_machine: ByMachine | None, horizon_s: int | None
+) -> HeldMachines | None:
     """Return the object that compares machines with their peaks; None where nothing does."""
     follows = by_machine is not None and by_machine.at_once is not None
     assert horizon_s is not None or not follows, "margins follow peaks within a horizon"
     if horizon_s is None:
         return None
-    return HeldMachines(workload.demand, len(workload.runs), horizon_s, workload.slot_s, by_machine)
+    varies = workload.runs["varies"]
+    return HeldMachines(workload.demand, varies, n_machines, horizon_s, workload.slot_s, by_machine)
 
 
 def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:

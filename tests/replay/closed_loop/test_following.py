@@ -165,13 +165,26 @@ def test_a_run_counts_up_to_its_limit_and_while_it_is_there() -> None:
     with pytest.MonkeyPatch.context() as patch:
         judged: list[tuple[int, list[float]]] = []
 
-        def judge(_: HeldMachines, answer: Any) -> None:
-            judged.append((answer.slot, answer.peak[0].tolist()))
+        def judge(one: HeldMachines, answer: Any) -> None:
+            judged.append((answer.slot, one._peak[0, :, answer.place].tolist()))
 
         patch.setattr(HeldMachines, "_judge", judge)
         simulate(made, machines((1.0, 1.0)), made.tape["limit"][None].copy(), horizon_s=HORIZON_S)
     # the answers of the slots 0 to 2 are of both, of which the second alone comes to 0.4 in slot 4
     assert judged[:4] == [(0, [0.6, 0.6]), (1, [0.6, 0.6]), (2, [0.6, 0.6]), (3, [0.4, 0.4])]
+
+
+def test_a_run_counts_up_to_the_limit_that_it_had_at_the_time_of_the_answer() -> None:
+    limits = [(0.4, 0.4)] * 6 + [(0.8, 0.8)] * 6
+    made, _ = workload(Task([(0.1, 0.1)] * 12, limits, carried=True), slots=12)
+    made.demand[:] = 0.7
+    with pytest.MonkeyPatch.context() as patch:
+        judged: list[tuple[int, float]] = []
+        patch.setattr(
+            HeldMachines, "_judge", lambda one, answer: judged.append((answer.slot, one._peak[0, 0, answer.place]))
+        )
+        simulate(made, machines((1.0, 1.0)), made.tape["limit"][None].copy(), horizon_s=HORIZON_S)
+    assert judged == [(0, 0.4), (1, 0.4), (2, 0.4), (3, 0.4), (4, 0.4), (5, 0.4), (6, 0.7), (7, 0.7), (8, 0.7)]
 
 
 def test_sums_of_reservations_are_held_against_the_same_peaks() -> None:
