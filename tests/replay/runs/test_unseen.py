@@ -117,3 +117,10 @@ def test_no_promotion_compares_on_a_dataset_whose_validation_rows_a_prior_was_tu
     facts = facts_of(features, tuned_until_us=features.cuts_us[0])
     _, rows = compared_on({"candidate": learned(facts, prior=True)}, features, "--force")
     assert len(rows) == len(features.valid_rows())
+
+
+def test_no_model_is_judged_on_collections_of_which_it_saw_more_than_are_kept_unseen(features: FeatureSet) -> None:
+    kept = features.manifest["config"]["split"]["test_unseen_share"]
+    judged(learned(facts_of(features, kept_unseen=kept)), features)
+    with pytest.raises(ConfigError, match=r"collections are to be unseen in the test, and trees was trained"):
+        judged(learned(facts_of(features, kept_unseen=kept - 0.01)), features)
