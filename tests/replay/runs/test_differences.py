@@ -110,7 +110,8 @@ def test_models_are_compared_with_the_first_one_and_none_with_itself_under_margi
     runs = experiment("a", "network", "network-online", "trees", afterwards={"network": 0.5, "trees": 0.4}, **of)
     assert pairs(runs) == ["medium: trees - network"]
     row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
-    assert tuple(row.values())[-3:] == ("network", pytest.approx(-0.1), WORSE)
+    expected: tuple[Any, ...] = ("network", pytest.approx(-0.1), WORSE)
+    assert tuple(row.values())[-3:] == expected
 
 
 def test_a_run_alone_is_compared_with_the_others_of_its_replay(experiment: Experiment) -> None:

@@ -139,6 +139,18 @@ def test_a_run_is_continued_where_the_caller_has_set_an_experiment_and_that_stay
         assert active.info.experiment_id == mine
 
 
+def test_an_experiment_that_was_deleted_is_recorded_into_again_and_its_newest_run_comes_first() -> None:
+    with tracking.start_run("thrown away", "one") as run:
+        pass
+    client = store_client()
+    client.delete_experiment(client.get_run(run.run_id).info.experiment_id)
+    assert tracking.find_runs("thrown away") == []
+    time.sleep(0.002)
+    with tracking.start_run("thrown away", "other"):
+        pass
+    assert [run.name for run in tracking.find_runs("thrown away")] == ["other", "one"]  # restored with the experiment
+
+
 def test_a_registered_bundle_is_fetched_by_alias_and_by_version(bundle: Bundle, tmp_path: Path) -> None:
     with tracking.start_run("models", "network") as run:
         first = _register(run, bundle, tmp_path, "cell", tracking.CHAMPION)
