@@ -36,7 +36,7 @@ class Chosen:
     named : mapping of run id to int
         Place of each among the given ids; empty where none was given.
     recorded : tuple of RunRecord
-        All finished runs of contenders, newest first.
+        All finished runs of contenders whose whole experiment is recorded, not deleted, newest first.
     """
 
     runs: tuple[RunRecord, ...]
@@ -60,17 +60,17 @@ def choose(runs: Sequence[str] = (), experiment: str | None = None) -> Chosen:
     ConfigError
         There is no such experiment.
     ModelError
-        Nothing is recorded, or a run does not exist or is not of a replay.
+        Nothing is recorded, or a run does not exist, is not finished, or is not of a replay that is asked for.
     """
     if experiment is not None and experiment not in EXPERIMENTS:
         raise ConfigError(f"--experiment: expected one of {', '.join(EXPERIMENTS)}, got {experiment!r}")
     names = EXPERIMENTS if experiment is None else [experiment]
     records = {r.run_id: r for name in names for r in tracking.find_runs(name) if r.status == FINISHED}
-    single = [r for r in records.values() if TAG_PARENT in r.tags]
+    single = [r for r in records.values() if r.tags.get(TAG_PARENT) in records]
     named: dict[str, int] = {}
     chosen: dict[object, RunRecord] = {}
     for place, run_id in enumerate(runs):
-        for record in _members(records.get(run_id) or tracking.find_run(run_id), single):
+        for record in _members(run_id, single, f"replay of {experiment}" if experiment else "replay"):
             named.setdefault(record.run_id, place)
             chosen[record.run_id] = record
     if not runs:
@@ -93,11 +93,12 @@ def compare(chosen: Chosen) -> dict[str, Table]:
     return {name: _table(records, load_experiment(name).columns) for name, records in by_name.items() if records}
 
 
-def _members(record: RunRecord, single: Sequence[RunRecord]) -> list[RunRecord]:
+def _members(run_id: str, single: Sequence[RunRecord], wanted: str) -> list[RunRecord]:
     """Return a run of one contender, or all runs of contenders of a whole experiment."""
-    members = [record] if TAG_PARENT in record.tags else [r for r in single if r.tags[TAG_PARENT] == record.run_id]
+    members = [r for r in single if run_id in (r.run_id, r.tags[TAG_PARENT])]
     if not members:
-        raise ModelError(f"run {record.run_id} ({record.experiment}/{record.name}) is not a finished replay")
+        record = tracking.find_run(run_id)
+        raise ModelError(f"run {run_id} ({record.experiment}/{record.name}) is not a finished {wanted}")
     return members
 
 

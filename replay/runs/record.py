@@ -32,7 +32,8 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
     """Record a replay that is not recorded yet; returns the id of the run of the whole experiment.
 
     The store itself is searched for runs of the same inputs: an interrupted recording is completed, its last run
-    included, and another store gets a recording of its own. A process that records the same folder is waited for.
+    included, and another store gets a recording of its own. Where the run of the whole experiment was deleted,
+    everything is recorded again. A process that records the same folder is waited for.
     """
     with locked_folder(report.folder):
         return _record(experiment, report)
@@ -41,11 +42,12 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
 def _record(experiment: Experiment, report: ReplayReport) -> str:
     results = report.results
     shared = _shared_tags(results)
-    before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
-    known = {run.name: run.run_id for run in before if run.status == FINISHED}
+    before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})  # newest first
+    # not by name, in which models stand in the order in which they were named
+    wholes = {run.status == FINISHED: run.run_id for run in before if TAG_PARENT not in run.tags}
+    whole = wholes.get(True) or _record_whole(experiment, report, shared, wholes.get(False))
+    known = {run.name for run in before if run.status == FINISHED and run.tags.get(TAG_PARENT) == whole}
     cut_off = {run.name: run.run_id for run in before if run.status != FINISHED}
-    name = _whole_name(experiment, results)
-    whole = known.get(name) or _record_whole(experiment, report, shared, cut_off.get(name))
     for place, one in enumerate(experiment.runs(results)):
         if one.name in known:
             continue

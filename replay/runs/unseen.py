@@ -115,16 +115,18 @@ def compared_on(
     Raises
     ------
     ConfigError
-        One of them was fitted on validation rows as part of this very dataset; ``remedy`` ends the message.
+        One of them, or its prior, was fitted on validation rows as part of this very dataset; ``remedy`` ends the
+        message.
     """
     asked, rows, begins_us = {}, features.valid_rows(), features.cuts_us[0]
     for name, bundle in models.items():
         learned = _learned_from(f"the {name}", bundle, features)
         for one in learned:
-            if one.same and (until_us := one.facts.get("trained_until_us", 0)) > begins_us:
+            if one.same and one.fitted_until_us > begins_us:
+                whose = f"the prior of the {name}" if one.of_prior else f"the {name}"
                 raise ConfigError(
-                    f"{features.dataset.path}: the {name} was trained on it {_till(until_us)}, and its validation "
-                    f"period begins at {begins_us} µs; judge on another dataset, or {remedy}"
+                    f"{features.dataset.path}: {whose} was trained on it {_till(one.fitted_until_us)}, and its "
+                    f"validation period begins at {begins_us} µs; judge on another dataset, or {remedy}"
                 )
             if one.in_validation:
                 rows = rows[features.end_us[rows] > one.fitted_until_us]

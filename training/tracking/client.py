@@ -67,11 +67,15 @@ def store_client() -> MlflowClient:
 def default_store(uri: str) -> Iterator[None]:
     """Let MLflow's functions that take no client use a store; the caller's own store is restored afterwards.
 
-    MLflow keeps the store in variables of the environment, too. It prints no address of a run on a server: the output
-    of a command may be JSON.
+    So is the experiment that the caller has set, with which MLflow refuses to continue a run of another one. MLflow
+    keeps the store in variables of the environment, too. It prints no address of a run on a server: the output of a
+    command may be JSON.
     """
     import mlflow
+    from mlflow.tracking import fluent
 
+    experiment = fluent._active_experiment_id  # there is no public way to unset it
+    fluent._active_experiment_id = None
     before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", _NO_ADDRESS)}
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
@@ -79,6 +83,7 @@ def default_store(uri: str) -> Iterator[None]:
     try:
         yield
     finally:
+        fluent._active_experiment_id = experiment
         mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # as it is before it is set
         mlflow.set_registry_uri(None)  # type: ignore[arg-type]
         for name, value in before.items():

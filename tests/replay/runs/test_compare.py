@@ -194,6 +194,49 @@ def test_a_replay_that_two_processes_record_at_once_is_recorded_once(
     assert store.exists()
 
 
+def test_a_replay_whose_models_are_named_in_another_order_is_the_same_on_record(
+    report: ReplayReport, store: Path
+) -> None:
+    models = {name: {"kind": "network", "name": name} for name in ("one", "other")}
+    as_named, reversed_ = ({**report.results, "models": dict(of)} for of in (models.items(), [*models.items()][::-1]))
+    whole = record_margins(small(replace(report, results=as_named), seed=5))
+    recorded = tracking.find_runs("margins")
+    assert record_margins(small(replace(report, results=reversed_), seed=5)) == whole
+    assert tracking.find_runs("margins") == recorded
+    assert store.exists()
+
+
+def test_a_deleted_replay_is_not_compared_and_is_recorded_again(
+    report: ReplayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    deleted = record_margins(small(report))
+    of_deleted = {run.run_id for run in tracking.find_runs("margins")} - {deleted}
+    store_client().delete_run(deleted)  # as in MLflow's interface: the runs of its contenders stay
+    with pytest.raises(ModelError, match="no finished replay in"):
+        compare()
+    for run_id in (deleted, *of_deleted):
+        with pytest.raises(ModelError, match=f"run {run_id} .* is not a finished replay$"):
+            compare(run_id)
+    again = record_margins(small(report))
+    assert again != deleted
+    assert {row["run"] for row in compare()}.isdisjoint(of_deleted)
+    assert [row["run"] for row in compare(again)] == [row["run"] for row in compare()]
+
+
+def test_a_run_that_is_not_finished_or_of_another_experiment_is_refused_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running, done = single("ratios", "0", {}, estimator="borg"), single("compaction", "1", {}, estimator="borg")
+    on_record(monkeypatch, ratios=[replace(running, status="RUNNING")], compaction=[done])
+    monkeypatch.setattr(tracking, "find_run", {"0": running, "1": done}.__getitem__)
+    with pytest.raises(ModelError, match=r"run 0 \(ratios/\) is not a finished replay$"):
+        choose(["0"])
+    assert [run.run_id for run in choose(["1"]).runs] == ["1"]
+    with pytest.raises(ModelError, match=r"run 1 \(compaction/\) is not a finished replay of ratios$"):
+        choose(["1"], "ratios")
+
+
 def single(experiment: str, run_id: str, metrics: dict[str, float], **words: str) -> RunRecord:
     tags = {"dataset": "cell", TAG_PARENT: f"whole of {experiment}", TAG_WORDS: ",".join(words), TAG_PLACE: run_id}
     return RunRecord(run_id, "", experiment, "FINISHED", 0, {"horizon_s": "300"}, metrics, tags | words)
@@ -224,12 +267,22 @@ def test_each_experiment_has_a_table_of_its_own_words_and_columns(monkeypatch: p
     assert tables["compaction"].as_strings()[1][5] == "25.00 %"
 
 
+def on_record(monkeypatch: pytest.MonkeyPatch, **recorded: list[RunRecord]) -> None:
+    """Let these runs be on record, newest first, by the name of their experiment, and those of their experiments."""
+
+    def found(name: str) -> list[RunRecord]:
+        runs = recorded.get(name.replace("-", "_"), [])
+        return runs + [
+            replace(runs[0], run_id=whole, status="FINISHED", tags={})
+            for whole in {run.tags[TAG_PARENT] for run in runs}
+        ]
+
+    monkeypatch.setattr(tracking, "find_runs", found)
+
+
 def test_runs_stand_in_the_order_of_their_experiment_and_can_be_of_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = {
-        "compaction": [single("compaction", str(i), {}, estimator=f"e{9 - i}") for i in (2, 0, 1)],
-        "ratios": [single("ratios", "9", {}, estimator="borg")],
-    }
-    monkeypatch.setattr(tracking, "find_runs", lambda name: recorded.get(name, []))
+    compaction = [single("compaction", str(i), {}, estimator=f"e{9 - i}") for i in (2, 0, 1)]
+    on_record(monkeypatch, compaction=compaction, ratios=[single("ratios", "9", {}, estimator="borg")])
     assert [(r.experiment, r.run_id) for r in choose().runs] == [
         ("ratios", "9"),
         *(("compaction", str(i)) for i in range(3)),
@@ -247,8 +300,7 @@ def test_named_runs_have_the_place_in_which_they_were_named_first_and_a_whole_ex
     runs = [single("ratios", k, {}, estimator=f"e{k}") for k in "012"]
     parents = ("whole", "whole", "other")
     runs = [replace(run, tags={**run.tags, TAG_PARENT: of}) for run, of in zip(runs, parents, strict=True)]
-    recorded = [*runs, replace(runs[0], run_id="whole", tags={})]
-    monkeypatch.setattr(tracking, "find_runs", lambda name: recorded if name == "ratios" else [])
+    on_record(monkeypatch, ratios=runs)
     chosen = choose(["2", "whole", "0"])
     assert chosen.named == {"2": 0, "0": 1, "1": 1}
     assert {run.run_id for run in chosen.runs} == {"0", "1", "2"}
@@ -257,13 +309,9 @@ def test_named_runs_have_the_place_in_which_they_were_named_first_and_a_whole_ex
 
 
 def test_the_order_of_contenders_is_that_of_their_own_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = {
-        "ratios": [
-            single("ratios", k, {}, estimator="borg", margin=m) for k, m in (("0", "baseline"), ("1", "medium"))
-        ],
-        "compaction": [replace(single("compaction", "3", {}, estimator="borg", margin="medium"), started_ms=9)],
-    }
-    monkeypatch.setattr(tracking, "find_runs", lambda name: recorded.get(name, []))
+    ratios = [single("ratios", k, {}, estimator="borg", margin=m) for k, m in (("0", "baseline"), ("1", "medium"))]
+    compaction = [replace(single("compaction", "3", {}, estimator="borg", margin="medium"), started_ms=9)]
+    on_record(monkeypatch, ratios=ratios, compaction=compaction)
     assert [r.run_id for r in choose().runs] == ["0", "1", "3"]
 
 
@@ -288,7 +336,7 @@ def test_answers_to_different_questions_have_rows_and_columns_that_separate_them
         what_if("2", 5, growth=1.2),
         what_if("1", 4, name="vpa"),
     ]
-    monkeypatch.setattr(tracking, "find_runs", lambda name: newest_first if name == "what-if" else [])
+    on_record(monkeypatch, what_if=newest_first)
     table = module.compare(choose())["what-if"]
     rows = {row["run"]: (row["estimator"], row["growth"], row["machines"]) for row in table.as_records()}
     assert rows == {
@@ -306,7 +354,7 @@ def test_a_setting_that_is_among_the_words_has_no_second_column(monkeypatch: pyt
         what_if("1", 8, name="limit", margin="none"),
         what_if("0", 8),
     ]
-    monkeypatch.setattr(tracking, "find_runs", lambda name: newest_first if name == "what-if" else [])
+    on_record(monkeypatch, what_if=newest_first)
     table = module.compare(choose())["what-if"]
     assert table.columns.count("margin") == 1
     assert {r["run"]: (r["estimator"], r["margin"]) for r in table.as_records()} == {

@@ -10,7 +10,7 @@ import pytest
 
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.metrics import POSITION, STATS
-from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, USUAL, WORSE, Paired
+from reclaim.replay.open_loop.paired import BETTER, EXCEEDS, NOISE, UNKNOWN, USUAL, WORSE, Paired
 from reclaim.replay.report.units import UnitSums, write_equal, write_units
 from reclaim.replay.runs.compare import Chosen, compare
 from reclaim.replay.runs.differences import differences
@@ -18,9 +18,10 @@ from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import RunRecord
 
 N_UNITS = 20
-RECLAIMED = {"borg": 0.3, "vpa": 0.4, "network": 0.5, "oracle": 0.9}
+RECLAIMED = {"borg": 0.3, "borg-online": 0.35, "vpa": 0.4, "network": 0.5, "network-online": 0.6, "trees": 0.7,
+             "oracle": 0.9}  # fmt: skip
 """Of every unit, at margin medium; a tenth more at aggressive."""
-KINDS = {"network": "learned", "oracle": "oracle"}
+KINDS = dict.fromkeys(("network", "network-online", "trees"), "learned") | {"oracle": "oracle"}
 
 Experiment = Callable[..., list[RunRecord]]
 
@@ -40,6 +41,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
         rows: float = 10.0,
         kept: bool = True,
         afterwards: Mapping[str, float] | None = None,
+        violations: Mapping[str, float] | None = None,
         **params: str,
     ) -> list[RunRecord]:
         sums, runs = {}, []
@@ -48,6 +50,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
                 one = np.zeros((N_UNITS, len(STATS), 2))
                 one[:, POSITION["rows"]], one[:, POSITION["granted"]] = rows, 1.0
                 one[:, POSITION["reclaimed"]] = RECLAIMED[name] + 0.1 * (margin == "aggressive")
+                one[:, POSITION["violations"]] = rows * (violations or {}).get(name, 0.0)
                 sums[name, margin] = one
                 tags = {"dataset": dataset, "dataset_fingerprint": f"#{dataset}", "whole_experiment": whole}
                 tags |= {"estimator": name, "margin": margin, "kind": KINDS.get(name, "statistical")}
@@ -93,9 +96,52 @@ def test_without_a_learned_estimator_each_statistical_one_is_compared_with_the_b
     assert pairs(experiment("a", "borg", "vpa", margins=("medium",))) == ["medium: borg - vpa", "medium: vpa - borg"]
 
 
+def test_a_statistical_one_is_not_compared_with_itself_under_margins_that_follow(experiment: Experiment) -> None:
+    assert pairs(experiment("a", "vpa", "borg-online", "borg", margins=("medium",))) == [
+        "medium: vpa - borg-online", "medium: borg-online - vpa", "medium: borg - vpa",
+    ]  # fmt: skip
+    assert pairs(experiment("b", "borg-online", "borg", margins=("medium",))) == []
+
+
+def test_models_are_compared_with_the_first_one_and_none_with_itself_under_margins_that_follow(
+    experiment: Experiment,
+) -> None:
+    of: Any = {"margins": ("medium",), "draws": "100", "seed": "1", "confidence": "0.9"}
+    runs = experiment("a", "network", "network-online", "trees", afterwards={"network": 0.5, "trees": 0.4}, **of)
+    assert pairs(runs) == ["medium: trees - network"]
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    expected: tuple[Any, ...] = ("network", pytest.approx(-0.1), WORSE)
+    assert tuple(row.values())[-3:] == expected
+
+
 def test_a_run_alone_is_compared_with_the_others_of_its_replay(experiment: Experiment) -> None:
     runs = experiment("a", "network", "borg", "vpa", margins=("medium",))
     assert pairs(runs[:1], {runs[0].run_id: 0}, also=runs[1:]) == ["medium: network - vpa"]
+
+
+def test_the_others_of_its_replay_are_those_at_the_same_margin(experiment: Experiment) -> None:
+    network, at_aggressive, *others = experiment("a", "network", "vpa")
+    recorded = (others[1], network, at_aggressive, others[0])  # vpa at aggressive first
+    row = differences(Chosen((network,), {network.run_id: 0}, recorded)).as_records()[0]
+    assert row["reclaimed difference"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("violations", "against", "verdict"),
+    [
+        ({"network": 0.008, "vpa": 0.005}, "vpa", BETTER),  # not more of both
+        ({"network": 0.008, "vpa": 0.009}, "vpa", BETTER),  # though it violates more, which borg does not
+        ({"network": 0.008, "vpa": 0.02}, "borg", BETTER),
+        ({"network": 0.02, "vpa": 0.005}, "vpa", EXCEEDS),
+    ],
+)
+def test_at_a_margin_with_a_budget_estimators_are_judged_by_it(
+    experiment: Experiment, violations: dict[str, float], against: str, verdict: str
+) -> None:
+    of: Any = {"budgets.aggressive": "0.01", "margins": ("aggressive",)}
+    runs = experiment("a", "network", "borg", "vpa", violations=violations, **of)
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    assert (row["against"], row["verdict"]) == (against, verdict)
 
 
 def test_runs_named_later_are_compared_with_the_first(experiment: Experiment) -> None:
@@ -125,9 +171,15 @@ def test_without_named_runs_only_the_newest_replay_is_compared(experiment: Exper
     assert pairs([*newer, *older]) == ["medium: network - borg"]
 
 
-@pytest.mark.parametrize("other", [{"rows": 11.0}, {"horizon_s": 300}, {"dataset": "elsewhere"}, {"kept": False}])
-def test_only_runs_that_judged_the_same_task_windows_are_paired(
-    experiment: Experiment, other: dict[str, float]
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rows": 11.0}, {"horizon_s": 300}, {"dataset": "elsewhere"}, {"kept": False},
+        {"budgets.baseline": "0.1"}, {"budgets.aggressive": "0.1"}, {"by_tier": "true"},
+    ],
+)  # fmt: skip
+def test_only_runs_that_judged_the_same_task_windows_by_the_same_promise_are_paired(
+    experiment: Experiment, other: dict[str, Any]
 ) -> None:
     one, another = experiment("a", "network"), experiment("b", "vpa", "borg", margins=("medium",), **other)
     statistical = [] if other == {"kept": False} else ["medium: vpa - borg", "medium: borg - vpa"]

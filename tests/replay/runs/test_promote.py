@@ -10,23 +10,32 @@ import numpy as np
 import pytest
 
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
+from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.seen import SEEN, sample_windows
+from reclaim.features.targets import HORIZONS_S
+from reclaim.replay.open_loop.estimates import estimator_makers
+from reclaim.replay.open_loop.metrics import Scored, sums
 from reclaim.replay.runs import promote as module
 from reclaim.replay.runs.promote import promote
+from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.fitting.sources import windows_of
+from reclaim.training.margins.calibrate import Calibration, calibrate
+from reclaim.training.margins.margin import Budgets
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import ModelVersion
+from tests.replay.conftest import write_series
 from tests.replay.largest_of_the_day import LargestOfTheDay, bundle_of
+from tests.series import dataset_of
+
+SETTINGS = {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_tier": False}
 
 
 def guessing(noise: float) -> Bundle:
-    return bundle_of(
-        LargestOfTheDay(noise), {"settings": {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_tier": False}}
-    )
+    return bundle_of(LargestOfTheDay(noise), {"settings": SETTINGS})
 
 
 @dataclass
@@ -180,6 +189,68 @@ def test_no_model_is_judged_on_rows_that_it_was_trained_on_in_another_dataset(
     registry.champion = "1"
     with pytest.raises(ModelError, match="no validation row to judge on"):
         promote([dataset], "reclaim/2")
+
+
+def test_the_held_out_forecaster_of_a_model_answers_for_the_rows_that_it_learned_from(
+    dataset: Path, registry: Registry
+) -> None:
+    features = FeatureSet.open(dataset)
+    trained, tuned = features.cuts_us
+    facts = {
+        "fingerprint": features.manifest["dataset"], "trained_until_us": trained, "tuned_until_us": tuned,
+    }  # fmt: skip
+    registry.models["3"] = replace(
+        registry.models["3"], held_out=LargestOfTheDay(0.0), trained={"datasets": [facts], "settings": SETTINGS}
+    )
+    assert promote([dataset], "reclaim/3").moved
+
+
+def test_both_are_judged_by_the_horizon_the_budgets_and_the_tiers_of_the_candidate(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def priced(answers: Any, windows: Windows, target: Any, budgets: Budgets, *, by_tier: bool) -> Calibration:
+        asked.append((target, budgets, by_tier))
+        return calibrate(answers, windows, target, budgets, by_tier=by_tier)
+
+    def made(config: ReplayConfig, *of: Any) -> Any:
+        asked_of.append(config.horizon_s)
+        return estimator_makers(config, *of)
+
+    asked_of: list[int] = []
+    monkeypatch.setattr(module, "calibrate", priced)
+    monkeypatch.setattr(module, "estimator_makers", made)
+    settings = {"budgets": {"baseline": 0.02, "aggressive": 0.04}, "by_tier": True}
+    registry.models["2"] = replace(registry.models["2"], horizon_s=300, trained={"settings": settings})
+    promotion = promote([dataset], "reclaim/2")
+    features = FeatureSet.open(dataset)
+    next_window = features.targets(features.valid_rows())[0][:, : len(RESOURCES), HORIZONS_S.index(300)]
+    for target, *others in asked:
+        assert np.array_equal(target, next_window, equal_nan=True)
+        assert others == [Budgets(0.02, 0.04), True]
+    assert asked_of == [300, 300]
+    assert [row["budget"] for row in promotion.comparison] == [0.02, 0.02, 0.04, 0.04]
+
+
+def test_collections_of_several_datasets_are_different_ones_though_their_ids_are_alike(
+    dataset: Path, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units: list[int] = []
+
+    def summed(scored: Scored, unit: Any, n: int) -> Any:
+        units.append(n)
+        return sums(scored, unit, n)
+
+    monkeypatch.setattr(module, "sums", summed)
+    write_series(tmp_path / "raw", tasks=12, windows=576, seed=4)
+    other = dataset_of(tmp_path / "raw", tmp_path / "other").path
+    counts = []
+    for datasets in ([dataset], [other], [dataset, other]):
+        registry.champion = "1"
+        promote(datasets, "reclaim/2")
+        counts.append(units[-1])
+    assert counts[2] == counts[0] + counts[1]
 
 
 def test_a_single_collection_has_no_noise_to_compare_with_and_is_refused(

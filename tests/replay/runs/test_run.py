@@ -40,7 +40,7 @@ from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.compare import choose, compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
-from reclaim.replay.runs.run import _command, by_name, run_experiment
+from reclaim.replay.runs.run import _command, _dataset_facts, by_name, run_experiment
 from reclaim.replay.runs.unseen import judged_on
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
@@ -397,6 +397,15 @@ def test_the_command_names_models_as_the_command_line_takes_them(dataset: Path) 
     bundles = by_name([builtin, of_version("1"), of_version("local", "my models/new")])
     command = _command(EXPERIMENT, Dataset.open(dataset), MarginsConfig(), bundles)
     assert command.endswith(" --out DIR --model builtin --model reclaim/1 --model 'my models/new'")
+
+
+def test_a_dataset_in_the_working_folder_has_the_name_of_that_folder(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dataset)
+    opened, features = Dataset.open(Path()), FeatureSet.open(Path())
+    assert _dataset_facts(opened, features)["folder"] == "cell"
+    assert _command(EXPERIMENT, opened, MarginsConfig(), {}) == "reclaim replay margins cell --out DIR --no-model"
 
 
 def test_a_contender_of_machines_has_the_facts_of_the_model_it_rests_on() -> None:

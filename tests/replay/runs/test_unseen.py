@@ -109,3 +109,18 @@ def test_no_promotion_compares_on_rows_that_a_prior_was_tuned_on_in_another_data
     facts = facts_of(features, fingerprint="another", tuned_until_us=until_us)
     _, rows = compared_on({"candidate": learned(facts, prior=True)}, features, "--force")
     assert rows.tolist() == valid[features.end_us[valid] > until_us].tolist()
+
+
+def test_no_promotion_compares_on_a_dataset_whose_validation_rows_a_prior_was_tuned_on(features: FeatureSet) -> None:
+    with pytest.raises(ConfigError, match=r"the prior of the candidate was trained on it until .* or --force"):
+        compared_on({"candidate": learned(facts_of(features), prior=True)}, features, "--force")
+    facts = facts_of(features, tuned_until_us=features.cuts_us[0])
+    _, rows = compared_on({"candidate": learned(facts, prior=True)}, features, "--force")
+    assert len(rows) == len(features.valid_rows())
+
+
+def test_no_model_is_judged_on_collections_of_which_it_saw_more_than_are_kept_unseen(features: FeatureSet) -> None:
+    kept = features.manifest["config"]["split"]["test_unseen_share"]
+    judged(learned(facts_of(features, kept_unseen=kept)), features)
+    with pytest.raises(ConfigError, match=r"collections are to be unseen in the test, and trees was trained"):
+        judged(learned(facts_of(features, kept_unseen=kept - 0.01)), features)

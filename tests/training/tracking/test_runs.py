@@ -123,6 +123,34 @@ def test_a_run_that_breaks_is_kept_as_failed_and_can_be_gone_on_with() -> None:
     assert finished.status == "FINISHED"
 
 
+def test_a_run_is_continued_where_the_caller_has_set_an_experiment_and_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tracking.start_run("theirs", "network") as run:
+        pass
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", default_tracking_uri())
+    monkeypatch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "")  # MLflow sets both
+    mine = mlflow.set_experiment("mine").experiment_id
+    with tracking.start_run("theirs", "network", run_id=run.run_id) as again:
+        pass
+    assert again.run_id == run.run_id
+    with mlflow.start_run() as active:
+        assert active.info.experiment_id == mine
+
+
+def test_an_experiment_that_was_deleted_is_recorded_into_again_and_its_newest_run_comes_first() -> None:
+    with tracking.start_run("thrown away", "one") as run:
+        pass
+    client = store_client()
+    client.delete_experiment(client.get_run(run.run_id).info.experiment_id)
+    assert tracking.find_runs("thrown away") == []
+    time.sleep(0.002)
+    with tracking.start_run("thrown away", "other"):
+        pass
+    assert [run.name for run in tracking.find_runs("thrown away")] == ["other", "one"]  # restored with the experiment
+
+
 def test_a_registered_bundle_is_fetched_by_alias_and_by_version(bundle: Bundle, tmp_path: Path) -> None:
     with tracking.start_run("models", "network") as run:
         first = _register(run, bundle, tmp_path, "cell", tracking.CHAMPION)
