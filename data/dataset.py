@@ -110,6 +110,11 @@ class Dataset:
         return cls(path, manifest)
 
     @property
+    def folder_name(self) -> str:
+        """Name of its folder, also of one that was opened as ``.``."""
+        return self.path.resolve().name
+
+    @property
     def home(self) -> Path:
         """Folder of this machine for what is computed from the dataset; of a local dataset its own."""
         return home_of(self.path)

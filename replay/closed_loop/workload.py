@@ -388,8 +388,8 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WH
     kept[within["machine"][within["up"] & (within["capacity"] > 0).all(axis=1)]] = True
     if not kept.any():
         raise NoMachinesError(
-            f"{dataset.path.name}: none of {len(recorded)} machines is in service from {start_us} to {stop_us} µs, so "
-            "nothing can be placed; a closed loop needs a trace whose machines table has them then"
+            f"{dataset.folder_name}: none of {len(recorded)} machines is in service from {start_us} to {stop_us} µs, "
+            "so nothing can be placed; a closed loop needs a trace whose machines table has them then"
         )
     return recorded.take(np.flatnonzero(kept))
 
@@ -432,13 +432,13 @@ def _recorded_machines(dataset: Dataset, start_us: int, stop_us: int, share: Sha
     has_capacity[changes["machine"][(changes["capacity"] > 0).all(axis=1)]] = True
     if not has_capacity.any():
         raise NoMachinesError(
-            f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
+            f"{dataset.folder_name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
             "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
         )
     judged = has_capacity & share.machines(ids)
     if not judged.any():
         raise NoMachinesError(
-            f"{dataset.path.name}: none of {has_capacity.sum()} machines is among the {share.of_machines:.2g} of them "
-            "that are judged, so nothing can be placed; raise judged_rows"
+            f"{dataset.folder_name}: none of {has_capacity.sum()} machines is among the {share.of_machines:.2g} of "
+            "them that are judged, so nothing can be placed; raise judged_rows"
         )
     return CellMachines(ids, state, within[np.argsort(within["at_us"], kind="stable")]).take(np.flatnonzero(judged))

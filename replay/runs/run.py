@@ -262,7 +262,7 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
 def _command(experiment: Experiment, dataset: Dataset, config: ComparisonConfig, bundles: Mapping[str, Bundle]) -> str:
     """Return the command that repeats the experiment with the same versions of its models."""
     default = flatten(asdict(experiment.config()))
-    words = [f"reclaim {experiment.words}", shlex.quote(_folder(dataset)), "--out DIR"]
+    words = [f"reclaim {experiment.words}", shlex.quote(dataset.folder_name), "--out DIR"]
     of = [bundle.origin for bundle in bundles.values()]
     words += [f"--model {_reference(origin)}" for origin in of] or ["--no-model"]
     words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
@@ -283,16 +283,11 @@ def _setting(value: object) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)  # as in TOML
 
 
-def _folder(dataset: Dataset) -> str:
-    """Return the name of a dataset's folder, also where that is the working folder, ``.``."""
-    return dataset.path.resolve().name
-
-
 def _dataset_facts(dataset: Dataset, features: FeatureSet) -> dict[str, Any]:
     manifest = dataset.manifest
     return {
-        "name": manifest.get("name", _folder(dataset)),
-        "folder": _folder(dataset),
+        "name": manifest.get("name", dataset.folder_name),
+        "folder": dataset.folder_name,
         "nature": manifest.get("nature", "not stated"),
         "trace": manifest.get("options", {}).get("trace", "not stated"),
         "lacks": list(manifest.get("lacks", [])),

@@ -56,7 +56,7 @@ class Source:
     @property
     def name(self) -> str:
         """Name of the dataset in reports: its folder's."""
-        return self.dataset.path.resolve().name
+        return self.dataset.folder_name
 
     @property
     def facts(self) -> DatasetFacts:

@@ -143,7 +143,7 @@ class Dataset:
         self._stored = stored
 
     def __repr__(self) -> str:
-        return f"Dataset({self.path.name!r})"
+        return f"Dataset({self._stored.folder_name!r})"
 
     def _repr_html_(self) -> str:
         manifest = self._stored.manifest
@@ -151,7 +151,7 @@ class Dataset:
             "nature": manifest["nature"], **manifest["counts"], "rejected lines": sum(manifest["rejects"].values()),
             "damaged files": len(manifest["damaged"]), "fingerprint": self._stored.fingerprint[:12],
         }  # fmt: skip
-        return html_of_facts(f"Dataset {self.path.name}", facts, self.notes)
+        return html_of_facts(f"Dataset {self._stored.folder_name}", facts, self.notes)
 
     @property
     def path(self) -> Path:

@@ -62,7 +62,7 @@ def test_an_answer_in_part_ends_a_fetch_and_keeps_the_pieces_before_it(
 
     with serving(respond) as (url, _):
         config = HistoryConfig(Access(url), days=1 / 6, end="2026-11-02", transport="query")
-        with pytest.raises(TraceError, match="answers only in part: store b is down;.* Run again to continue"):
+        with pytest.raises(TraceError, match=r"answers only in part: store b is down;.* Run again to continue"):
             fetch_history(config, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "samples").iterdir()] == ["2026-11-01T20.parquet"]
 
