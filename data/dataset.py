@@ -111,8 +111,8 @@ class Dataset:
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder, also of one that was opened as ``.``."""
-        return self.path.resolve().name
+        """Name of its folder, of a link its own, also where it was opened as ``.`` or ``..``."""
+        return self.path.name if self.path.name not in ("", "..") else self.path.resolve().name
 
     @property
     def home(self) -> Path:

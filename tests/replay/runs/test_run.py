@@ -408,6 +408,12 @@ def test_a_dataset_in_the_working_folder_has_the_name_of_that_folder(
     assert _command(EXPERIMENT, opened, MarginsConfig(), {}) == "reclaim replay margins cell --out DIR --no-model"
 
 
+def test_a_dataset_behind_a_link_has_the_name_of_the_link(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(dataset)
+    opened = Dataset.open(tmp_path / "link")
+    assert _command(EXPERIMENT, opened, MarginsConfig(), {}) == "reclaim replay margins link --out DIR --no-model"
+
+
 def test_a_contender_of_machines_has_the_facts_of_the_model_it_rests_on() -> None:
     results = {"models": {"reclaim/2": {"version": "2", "run_id": None}, "old (1)": {"version": "local"}}}
     for name in ("reclaim/2", "reclaim/2-online", "reclaim/2 (machine)", "reclaim/2 (bound)", "reclaim/2 (sum)"):
