@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import lent
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.foreseen import ByMachine
@@ -101,7 +102,7 @@ class HeldMachines:
             self._online = OnlineMachines(
                 self._estimator.curves, by_machine.budgets, horizon_s, slot_s, at_once=by_machine.at_once, begins=BEGINS
             )
-        self._demand = demand
+        (self._demand,) = lent(demand)  # read-only where another process has sent it
         self._slots, self._step = times_of(horizon_s, slot_s)
         self._waiting: deque[_Answer] = deque()
         kept, n_vary = -(-self._slots // self._step), int(varies.sum())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.replay.closed_loop.following import BEGINS, HeldMachines
+from reclaim.replay.closed_loop.following import BEGINS, HeldMachines, _see
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.records import RUNNING
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
@@ -185,6 +185,17 @@ def test_a_run_counts_up_to_the_limit_that_it_had_at_the_time_of_the_answer() ->
         )
         simulate(made, machines((1.0, 1.0)), made.tape["limit"][None].copy(), horizon_s=HORIZON_S)
     assert judged == [(0, 0.4), (1, 0.4), (2, 0.4), (3, 0.4), (4, 0.4), (5, 0.4), (6, 0.7), (7, 0.7), (8, 0.7)]
+
+
+def test_demand_that_may_not_be_written_to_is_counted_by_the_same_machine_code() -> None:
+    made, _ = workload(Task([(0.1, 0.1)] * 6, carried=True), slots=6)
+    reserved = made.tape["limit"][None].copy()
+    expected = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=HORIZON_S).held
+    compiled = len(_see.signatures)
+    made.demand.flags.writeable = False
+    held = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=HORIZON_S).held
+    assert (held.judged, held.over.tolist()) == (expected.judged, expected.over.tolist())
+    assert len(_see.signatures) == compiled
 
 
 def test_sums_of_reservations_are_held_against_the_same_peaks() -> None:
