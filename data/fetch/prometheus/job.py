@@ -157,7 +157,8 @@ def fetch_history(
                                  missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
         history = _begin(config, dialect, out)
-        return _fetch(config, history.dialect, history, ledger, progress=progress, say=say)
+        remedy = ". Run again to continue: finished pieces are kept"
+        return _fetch(config, history.dialect, history, ledger, progress=progress, say=say, remedy=remedy)
 
 
 def extend_history(
@@ -225,9 +226,12 @@ def config_of(history: History, access: Access) -> HistoryConfig:
 def _fetch(
     config: HistoryConfig, dialect: Dialect, history: History, ledger: Ledger, *,
     progress: Callable[[float], None] | None = None, say: Callable[[str], None] | None = None,
-    now_s: float | None = None,
+    now_s: float | None = None, remedy: str = "",
 ) -> HistoryReport:  # fmt: skip
-    """Fetch the pieces that a history lacks; one that goes on up to now may have a gap."""
+    """Fetch the pieces that a history lacks; one that goes on up to now may have a gap.
+
+    ``remedy`` ends the message of a piece that cannot be read.
+    """
     out = history.folder
     start_s, end_s = history.range_s
     starts = list(history.starts_s())
@@ -260,7 +264,7 @@ def _fetch(
             try:
                 series = _read(client, metrics, transport, group, per_piece, without)
             except TraceError as error:
-                raise TraceError(f"{error}. Run again to continue: finished pieces are kept") from error
+                raise TraceError(f"{error}{remedy}") from error
             if series is None and len(group) == 1:
                 raise ConfigError(too_large(client.url, "more samples than planned"))
             if series is None:

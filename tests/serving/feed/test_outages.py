@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus.client import Client as Server
 from reclaim.data.fetch.prometheus.transports import TRANSPORTS, read_query
 from reclaim.data.traces.dialect import Metric
@@ -215,6 +215,19 @@ class Full:
             return write(own, *args, **options)
 
         return checked
+
+
+def test_a_feed_whose_history_cannot_grow_for_now_does_not_ask_to_be_run_again(
+    history: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+
+    def fail(*_: Any) -> None:
+        raise TraceError("out of order")
+
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.job._read", fail)
+    run(history, service, Moment(2.2 * HOUR_S, 5 * HOUR_S), said=said)
+    assert f"{history / RECORD}: not written, and tried again later: out of order" in said
 
 
 def test_while_the_disk_of_the_history_is_full_windows_are_sent_and_then_its_files_are_written_again(
