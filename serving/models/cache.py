@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from reclaim.data.core.files import copy_durably, remove_left_behind, replaced_folder, write_json
-from reclaim.data.errors import ConfigError, ModelError, ReclaimError
+from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError, ReclaimError
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import LoadedModel, load_location, named_location
 from reclaim.serving.settings import ServingSettings
@@ -202,9 +202,10 @@ def start_model(settings: ServingSettings) -> StartModel:
         version = location.version
         return StartModel(checked_model(location, settings), add_if_possible(cache, location))
     except ModelError as error:
-        refused = Refusal(version, without_credentials(error))
+        why = without_credentials(error)
+        refused = Refusal(version, absent(settings.model) if isinstance(error, ModelAbsentError) else why)
         for _, location in last:
-            log.warning("%s: %s; trying version %s, kept on disk", settings.model, refused.why, location.version)
+            log.warning("%s: %s; trying version %s, kept on disk", settings.model, why, location.version)
             try:
                 model = checked_model(location, settings)
             except ModelError as unfit:
@@ -215,9 +216,14 @@ def start_model(settings: ServingSettings) -> StartModel:
             if is_champion(settings.model):
                 raise ModelError(f"{error}; where no model is named, the built-in one serves until then") from error
             raise
-        log.warning("%s: %s; the built-in model serves until there is one", settings.model, refused.why)
+        log.warning("%s: %s; the built-in model serves until there is one", settings.model, why)
         location = builtin_model(settings.model)
         return StartModel(checked_model(location, settings), location, refused=refused)
+
+
+def absent(reference: str) -> str:
+    """Return why a reference without a version is refused: the same at a start and later, so it is logged once."""
+    return f"the registry has no {reference}"
 
 
 def model_cache(settings: ServingSettings) -> ModelCache | None:

@@ -16,6 +16,7 @@ from typing import Final
 from reclaim.data.errors import ModelError, ReclaimError
 from reclaim.serving.models.cache import (
     Refusal,
+    absent,
     add_if_possible,
     checked_model,
     model_cache,
@@ -111,8 +112,7 @@ class _Followed:
         """Keep the reason, log it once, and do not try again for some seconds; None: the reference has no version."""
         version = None if found is None else found.version
         refused = Refusal(version, why)
-        said_at_start = found is None and self.refused is not None and self.refused.version is None
-        if refused != self.refused and not said_at_start:
+        if refused != self.refused:
             if found is not None:
                 self._on_refused()
             which = self.reference if version is None else f"{self.reference}, version {version},"
@@ -258,7 +258,7 @@ class ModelKeeper:
             if followed is self._shadow and followed.current is not None:
                 followed.current = None
                 self._set_shadow(None)
-            followed.refuse(None, f"the registry has no {followed.reference}")
+            followed.refuse(None, absent(followed.reference))
         elif followed.current is not None and followed.current.is_version(found):
             self._confirm(followed, found)
         elif not followed.gave_up(found):

@@ -436,7 +436,7 @@ def test_a_start_without_the_registry_takes_the_last_model_and_reports_it(regist
         status = keeper.status()
         assert (status.version, status.from_disk) == ("1", True)
         assert status.refused is not None
-        assert "no model" in status.refused.why
+        assert status.refused.why == f"the registry has no {registry.name}@champion"
         keeper.check()
         assert keeper.status().registry.startswith("unreachable")
         with pytest.raises(ModelError, match="where no model is named, the built-in one serves until then"):
@@ -480,6 +480,19 @@ def test_that_there_is_no_champion_yet_is_said_once(tmp_path: Path, caplog: pyte
     keeper.check()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "the built-in model serves until there is one" in caplog.text
+
+
+@pytest.mark.usefixtures("registry")
+def test_that_there_is_no_champion_is_logged_where_the_registry_could_not_be_asked_at_the_start(
+    free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = ModelKeeper(ServingSettings(state=tmp_path / "first"), promote=lambda _: None, shadow=lambda _: None)
+    with monkeypatch.context() as patch:
+        _point_at(f"http://127.0.0.1:{free_port}", patch)
+        keeper.load()
+    keeper.check()
+    keeper.check()
+    assert caplog.text.count("the registry has no reclaim@champion") == 1
 
 
 def test_the_model_of_a_launch_needs_no_registry_and_is_confirmed_by_it(registry: Registry) -> None:
