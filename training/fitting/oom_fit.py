@@ -17,7 +17,7 @@ from reclaim.features.registry import AT
 from reclaim.features.splits import IN_ALLOC, TRAIN, VALID, permitted
 from reclaim.features.targets import AN_HOUR, HORIZONS_S
 from reclaim.training.fitting.sources import RowIndex, Source
-from reclaim.training.fitting.trees import binnable
+from reclaim.training.fitting.trees import binnable, boosted
 from reclaim.training.models.oom_model import FEW_ENDS_INPUTS, INPUTS, LEAVES, OomModel, Trees
 from reclaim.training.models.trees import thread_limit
 
@@ -191,4 +191,4 @@ def _boosted(rows: OomRows, h: int, reads: Sequence[int], seed: int) -> Any:
         monotonic_cst=[_DIRECTION[k] for k in reads], early_stopping=False, random_state=seed,
     )  # fmt: skip
     with thread_limit(1):  # sums of several threads differ in their last bits
-        return model.fit(binnable(x, leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])
+        return boosted(model, binnable(x, leaf), rows.oom[known, h] == 1, rows.weight[known])

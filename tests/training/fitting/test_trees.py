@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 from reclaim.features.registry import N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.fitting.trees import binnable, fit_trees, step_pairs
+from reclaim.training.fitting.trees import binnable, boosted, fit_trees, step_pairs
 from reclaim.training.models.survival import NOW
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TreeConfig
@@ -36,6 +39,62 @@ def test_of_too_many_pairs_a_seeded_choice_is_taken() -> None:
     assert len(set(some)) == 20
     assert set(some) < set(pairs(1_000, seed=1))
     assert some == pairs(20, seed=1) != pairs(20, seed=2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_trees_with_bins_found_at_once_are_those_of_scikit_learn_to_the_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = 3_000
+    many = rng.lognormal(size=(n, 3))
+    columns = [
+        *many.T, np.round(many[:, 0], 1), rng.integers(0, 9, n), rng.integers(0, 2, n), np.ones(n),
+        np.where(rng.random(n) < 0.9, 0.0, many[:, 1]),  # most in one bin
+        np.where(rng.random(n) < 0.5, 2.0, rng.integers(0, 600, n)),
+        np.where(np.arange(n) == 7, 1e30, rng.integers(0, 256, n)),  # a value more than there are bins
+    ]  # fmt: skip
+    x = np.stack(columns, axis=1).astype(np.float32)
+    x[:, :7][rng.random((n, 7)) < 0.2] = NAN
+    x[rng.random(n) < 0.9, 4] = NAN
+    y = np.nan_to_num(x[:, 0]) + np.nan_to_num(x[:, 4]) + (x[:, 8] > 40) + rng.normal(size=n) > 2.5
+    weight = rng.choice([1.0, 4.0, 10.0, 0.7, 77.3] if seed % 2 else [1.0], n).astype(np.float32)
+
+    def blank() -> HistGradientBoostingClassifier:
+        return HistGradientBoostingClassifier(
+            max_iter=20,
+            max_leaf_nodes=9,
+            min_samples_leaf=20,
+            max_features=0.5,
+            early_stopping=False,
+            random_state=seed,
+        )
+
+    assert same_trees(blank, x, y, weight) > 80
+
+
+def test_where_a_bin_is_empty_a_split_stands_at_its_lower_bound_as_in_scikit_learn() -> None:
+    # 2,550 rows in 255 bins of ten: twenty of value 0 fill the first, and the second, which begins above 0, is empty
+    x = np.maximum(np.arange(2_550) - 19, 0).astype(np.float32)[:, None]
+    x = np.random.default_rng(1).permutation(x)
+    y = x[:, 0] > 0
+
+    def blank() -> HistGradientBoostingClassifier:
+        return HistGradientBoostingClassifier(max_iter=3, min_samples_leaf=20, early_stopping=False)
+
+    assert same_trees(blank, x, y, np.ones(len(x), np.float32)) > 0
+
+
+def same_trees(
+    blank: Callable[[], HistGradientBoostingClassifier], x: np.ndarray, y: np.ndarray, weight: np.ndarray
+) -> int:
+    """Compare trees with those of scikit-learn; return the number of their splits."""
+    ours, theirs = boosted(blank(), x, y, weight), blank().fit(x, y, sample_weight=weight)
+    inner = 0
+    for (tree,), (other,) in zip(ours._predictors, theirs._predictors, strict=True):
+        for name in set(tree.nodes.dtype.names) - {"bin_threshold"}:
+            np.testing.assert_array_equal(tree.nodes[name], other.nodes[name], name)
+        inner += int((tree.nodes["is_leaf"] == 0).sum())
+    np.testing.assert_array_equal(ours.predict_proba(x), theirs.predict_proba(x))
+    return inner
 
 
 def test_trees_learn_how_often_each_threshold_is_exceeded() -> None:
