@@ -151,9 +151,10 @@ def boosted(
     there = [np.unique(column[~unknown]) for column, unknown in zip(place.T, np.isnan(x).T, strict=True)]
     for (tree,) in model._predictors:
         for node in tree.nodes:
-            if not node["is_leaf"] and np.isfinite(node["num_threshold"]):  # infinite: known and unknown are parted
-                left = np.searchsorted(there[node["feature_idx"]], node["num_threshold"]) - 1
-                node["num_threshold"] = bounds[node["feature_idx"]][there[node["feature_idx"]][left]]
+            if not node["is_leaf"]:
+                of, at = bounds[node["feature_idx"]], there[node["feature_idx"]]
+                left = at[np.searchsorted(at, node["num_threshold"]) - 1]
+                node["num_threshold"] = of[left] if left < len(of) else np.inf  # known and unknown are parted
     return model
 
 

@@ -51,11 +51,14 @@ def test_trees_with_bins_found_at_once_are_those_of_scikit_learn_to_the_bit(seed
         np.where(rng.random(n) < 0.9, 0.0, many[:, 1]),  # most in one bin
         np.where(rng.random(n) < 0.5, 2.0, rng.integers(0, 600, n)),
         np.where(np.arange(n) == 7, 1e30, rng.integers(0, 256, n)),  # a value more than there are bins
+        np.where(rng.random(n) < 0.3, 64.0, rng.random(n) * 64.0),  # the largest value fills the last bins
     ]  # fmt: skip
     x = np.stack(columns, axis=1).astype(np.float32)
+    x[rng.random(n) < 0.3, 10] = NAN
     x[:, :7][rng.random((n, 7)) < 0.2] = NAN
     x[rng.random(n) < 0.9, 4] = NAN
-    y = np.nan_to_num(x[:, 0]) + np.nan_to_num(x[:, 4]) + (x[:, 8] > 40) + rng.normal(size=n) > 2.5
+    known = np.nan_to_num(x[:, 0]) + np.nan_to_num(x[:, 4]) + (x[:, 8] > 40) + 2 * np.isfinite(x[:, 10])
+    y = known + rng.normal(size=n) > 3.5
     weight = rng.choice([1.0, 4.0, 10.0, 0.7, 77.3] if seed % 2 else [1.0], n).astype(np.float32)
 
     def blank() -> HistGradientBoostingClassifier:
