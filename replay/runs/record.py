@@ -42,8 +42,8 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
 def _record(experiment: Experiment, report: ReplayReport) -> str:
     results = report.results
     shared = _shared_tags(results)
-    before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})  # newest first
-    # not by name, in which models stand in the order in which they were named
+    before = tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
+    # the oldest of several, and not by name, in which models stand in the order in which they were named
     wholes = {run.status == FINISHED: run.run_id for run in before if TAG_PARENT not in run.tags}
     whole = wholes.get(True) or _record_whole(experiment, report, shared, wholes.get(False))
     known = {run.name for run in before if run.status == FINISHED and run.tags.get(TAG_PARENT) == whole}

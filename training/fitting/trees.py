@@ -126,7 +126,7 @@ def binnable(x: NDArray[np.float32], least: int) -> NDArray[np.float32]:
 
 
 def boosted(
-    model: Any, x: NDArray[np.float32], y: NDArray[Any], weight: NDArray[np.float32] | None
+    model: HistGradientBoostingClassifier, x: NDArray[np.float32], y: NDArray[Any], weight: NDArray[np.float32] | None
 ) -> HistGradientBoostingClassifier:
     """Fit trees of scikit-learn, to the bits that ``model.fit`` comes to, with the bins of weighted rows found at once.
 
@@ -136,7 +136,7 @@ def boosted(
     Parameters
     ----------
     model : HistGradientBoostingClassifier
-        Not fitted; of all features as numbers.
+        Not fitted, and returned. It takes all features as numbers.
     x : float32, shape (n, k)
         NaN unknown; each column has a known value.
     y : shape (n,)
@@ -146,9 +146,10 @@ def boosted(
     if weight is None or len(x) > _BIN_ROWS:  # then it sorts once
         return model.fit(x, y, sample_weight=weight)
     bounds = [_bounds(column, weight) for column in x.T]
-    place = np.stack([np.searchsorted(of, column) for of, column in zip(bounds, x.T, strict=True)], axis=1)
-    model.fit(np.where(np.isnan(x), x, place.astype(np.float32)), y, sample_weight=weight)
-    there = [np.unique(column[~unknown]) for column, unknown in zip(place.T, np.isnan(x).T, strict=True)]
+    unknown = np.isnan(x)
+    places = [np.searchsorted(of, column).astype(np.uint8) for of, column in zip(bounds, x.T, strict=True)]
+    model.fit(np.where(unknown, x, np.stack(places, axis=1)), y, sample_weight=weight)
+    there = [np.unique(place[~of]) for place, of in zip(places, unknown.T, strict=True)]
     for (tree,) in model._predictors:
         for node in tree.nodes:
             if not node["is_leaf"]:

@@ -157,8 +157,12 @@ def fetch_history(
                                  missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
         history = _begin(config, dialect, out)
-        remedy = ". Run again to continue: finished pieces are kept"
-        return _fetch(config, history.dialect, history, ledger, progress=progress, say=say, remedy=remedy)
+        try:
+            return _fetch(config, history.dialect, history, ledger, progress=progress, say=say)
+        except TraceError as error:
+            if not any(piece.is_file() for piece in history.pieces()):
+                raise
+            raise TraceError(f"{error}. Run again to continue: finished pieces are kept") from error
 
 
 def extend_history(
@@ -226,12 +230,9 @@ def config_of(history: History, access: Access) -> HistoryConfig:
 def _fetch(
     config: HistoryConfig, dialect: Dialect, history: History, ledger: Ledger, *,
     progress: Callable[[float], None] | None = None, say: Callable[[str], None] | None = None,
-    now_s: float | None = None, remedy: str = "",
+    now_s: float | None = None,
 ) -> HistoryReport:  # fmt: skip
-    """Fetch the pieces that a history lacks; one that goes on up to now may have a gap.
-
-    ``remedy`` ends the message of a piece that cannot be read.
-    """
+    """Fetch the pieces that a history lacks; one that goes on up to now may have a gap."""
     out = history.folder
     start_s, end_s = history.range_s
     starts = list(history.starts_s())
@@ -261,10 +262,7 @@ def _fetch(
         waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / pieces)))[::-1]
         while waiting:
             group = waiting.pop()
-            try:
-                series = _read(client, metrics, transport, group, per_piece, without)
-            except TraceError as error:
-                raise TraceError(f"{error}{remedy}") from error
+            series = _read(client, metrics, transport, group, per_piece, without)
             if series is None and len(group) == 1:
                 raise ConfigError(too_large(client.url, "more samples than planned"))
             if series is None:

@@ -117,7 +117,11 @@ def run(
             return None
 
 
-def known(service: str) -> dict[tuple[int, int], dict[str, Any]]:
+Known = dict[tuple[int, int], dict[str, Any]]
+"""Rows of a service by task."""
+
+
+def known(service: str) -> Known:
     with Client(service) as client:
         rows = client.cell_table().table.to_pylist()
     return {(row[s.COLLECTION_ID], row[s.INSTANCE_INDEX]): row for row in rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,7 @@ from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.predictions.histories import histories_of
 from tests.data.traces.kubernetes.histories import DIALECT, T0, US, Piece, write_history
 from tests.data.traces.kubernetes.test_live import pod, together
-from tests.serving.feed.feeding import HOUR_S, SERIES, Moment, known, renamed, run, sent
+from tests.serving.feed.feeding import HOUR_S, SERIES, Known, Moment, known, renamed, run, sent
 
 
 def test_a_service_that_is_fed_answers_as_one_that_is_sent_the_ingested_history(
@@ -78,7 +79,7 @@ def test_a_task_that_went_and_came_back_between_two_looks_goes_on_as_in_an_inges
 
 @pytest.mark.parametrize(("after", "answered"), [(1, False), (9, True), (30, False), (30, True)])
 def test_a_feed_that_is_killed_and_run_again_leaves_what_one_leaves_that_was_not(
-    after: int, answered: bool, history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path,
+    after: int, answered: bool, history: Path, service: str, undisturbed: Callable[[float], Known],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Killed before or after a write of windows was answered."""
@@ -95,15 +96,12 @@ def test_a_feed_that_is_killed_and_run_again_leaves_what_one_leaves_that_was_not
             raise KeyboardInterrupt
         return found
 
-    other = write_history(tmp_path / "other", SERIES, 1)
     with monkeypatch.context() as patch:
         patch.setattr(Client, "usage_table", killed)
         run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S))
     assert calls == after
     run(history, service, Moment(3.9 * HOUR_S, 5 * HOUR_S))
-    with make_app() as (app, _), at_url(app) as url:
-        run(other, url, Moment(2.2 * HOUR_S, 5 * HOUR_S))
-        assert known(service) == known(url)
+    assert known(service) == undisturbed(5)
 
 
 def test_how_far_the_history_was_sent_is_said_each_minute(

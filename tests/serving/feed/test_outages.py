@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +25,11 @@ from reclaim.data.traces.kubernetes.live import LiveFold
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.job import FOLD, PROGRESS
 from tests.data.traces.kubernetes.histories import T0, US, Piece, write_history
-from tests.serving.feed.feeding import HOUR_S, SERIES, Late, Moment, known, renamed, run
+from tests.serving.feed.feeding import HOUR_S, SERIES, Known, Late, Moment, known, renamed, run
 
 
 def test_what_a_server_or_a_service_missed_is_made_good(
-    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    history: Path, service: str, undisturbed: Callable[[float], Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server fails for twenty minutes, the service three times."""
     said: list[str] = []
@@ -46,10 +47,7 @@ def test_what_a_server_or_a_service_missed_is_made_good(
     assert not failures
     assert {line.split("; ")[-1] for line in said if "trying again" in line} == {"trying again in 30 s"}
     assert any("out of order" in line for line in said)
-    other = write_history(tmp_path / "other", SERIES, 1)
-    with make_app() as (app, _), at_url(app) as url:
-        run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
-        assert known(service) == known(url)
+    assert known(service) == undisturbed(4)
 
 
 @pytest.mark.parametrize(("until_s", "come_s", "slowly"), [
@@ -58,8 +56,8 @@ def test_what_a_server_or_a_service_missed_is_made_good(
     (9_000, 9_300, True), (11_100, 11_000, True),
 ])  # fmt: skip
 def test_slots_that_were_empty_are_sent_where_their_samples_come_late(
-    until_s: float, come_s: float, slowly: bool, history: Path, service: str, make_app: Any, at_url: Any,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    until_s: float, come_s: float, slowly: bool, history: Path, service: str,
+    undisturbed: Callable[[float], Known], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As of a server that gets its samples from another one: all at once, or as many as a look finds."""
     write, sent = Client.usage_table, [set[tuple[int, ...]]()]
@@ -76,21 +74,20 @@ def test_slots_that_were_empty_are_sent_where_their_samples_come_late(
     run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S), late=Late(8_700, until_s, come_s, slowly), said=said)
     assert any("came late, and are sent now" in line for line in said)
     sent.append(set())
-    other = write_history(tmp_path / "other", SERIES, 1)
-    with make_app() as (app, _), at_url(app) as url:
-        run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
-        assert sent[1] <= sent[0]
-        if not slowly:
-            found, expected = (
-                {key: (row["windows"], row[s.END_US]) for key, row in known(of).items()} for of in (service, url)
-            )
-            assert found == expected
+    of_other = undisturbed(4)
+    assert sent[1] <= sent[0]
+    if not slowly:
+        found, expected = (
+            {key: (row["windows"], row[s.END_US]) for key, row in of.items()} for of in (known(service), of_other)
+        )
+        assert found == expected
 
 
 @pytest.mark.parametrize("at", [2, 20])
 def test_a_service_that_lost_what_it_was_sent_is_sent_all_of_it_again(
-    at: int, history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    at: int, history: Path, service: str, make_app: Any, at_url: Any, undisturbed: Callable[[float], Known],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Its state is in memory, and it restarts."""
     ask, calls, said = Client.cell_table, 0, list[str]()
     with make_app() as (app, _), at_url(app) as fresh, Client(fresh) as there:
@@ -103,15 +100,12 @@ def test_a_service_that_lost_what_it_was_sent_is_sent_all_of_it_again(
                 self._transport = there._transport
             return ask(self, query)
 
-        other = write_history(tmp_path / "other", SERIES, 1)
         with monkeypatch.context() as patch:
             patch.setattr(Client, "cell_table", moved)
             run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S), said=said)
         lost = [line for line in said if "has lost what was sent to it until" in line]
         assert [line.split("; ")[-1] for line in lost] == ["starting again from the history in 30 s"]
-        with make_app() as (app, _), at_url(app) as url:
-            run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
-            assert known(fresh) == known(url)
+        assert known(fresh) == undisturbed(4)
 
 
 def test_a_service_that_fails_while_the_history_is_sent_is_waited_for(
@@ -231,7 +225,7 @@ def test_a_feed_whose_history_cannot_grow_for_now_does_not_ask_to_be_run_again(
 
 
 def test_while_the_disk_of_the_history_is_full_windows_are_sent_and_then_its_files_are_written_again(
-    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    history: Path, service: str, undisturbed: Callable[[float], Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From three hours to four and a half; the third two hours of the history are due at four hours."""
     said, sent, moment = list[str](), set[float](), Moment(2.2 * HOUR_S, 5 * HOUR_S)
@@ -254,10 +248,7 @@ def test_while_the_disk_of_the_history_is_full_windows_are_sent_and_then_its_fil
     found = from_bytes((history / FOLD).read_bytes())
     assert found is not None
     assert found[1] == (T0 + 5 * HOUR_S - 600) * US
-    other = write_history(tmp_path / "other", SERIES, 1)
-    with make_app() as (app, _), at_url(app) as url:
-        run(other, url, Moment(2.2 * HOUR_S, 5 * HOUR_S))
-        assert known(service) == known(url)
+    assert known(service) == undisturbed(5)
 
 
 def test_a_feed_that_starts_on_a_full_disk_sends_nevertheless(
