@@ -31,7 +31,7 @@ _RESAMPLING: Final = ("draws", "seed", "confidence")
 """Settings of a replay that are those of its ``Bootstrap``."""
 _NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))
 _EQUAL: Final = "reclaimed at equal violation"
-_COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "against", *_NUMBERS, "verdict",
+_COLUMNS: Final = ("margin", "resource", "estimator", "against", *_NUMBERS, "verdict",
                    "at equal violation, against", _EQUAL, "at equal violation")  # fmt: skip
 
 
@@ -59,13 +59,17 @@ def differences(chosen: Chosen) -> Table:
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
     differ in them, ``paired.USUAL`` are used, and nothing is compared at equal violation. A replay recorded without
-    its sums by unit has no row. A statistical estimator is not compared with its own other margins.
+    its sums by unit has no row. A statistical estimator is not compared with its own other margins. A budget in which
+    the replays differ is a column.
     """
-    rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
-    return Table(_COLUMNS, tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
+    groups = list(_groups(chosen))
+    promises = [{name: group.members[0].params.get(name) for name in _PROMISE} for group in groups]
+    differing = [name for name in _PROMISE if name != "horizon_s" and len({one[name] for one in promises}) > 1]
+    rows = [row for group in groups for row in _rows(group, chosen, differing)]
+    return Table(("dataset", "horizon", *differing, *_COLUMNS), tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
 
 
-def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
+def _rows(group: _Group, chosen: Chosen, settings: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
     everyone = (*group.members, *group.rivals)
     names = _names(everyone)
     how = _resampling(everyone)
@@ -95,6 +99,7 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
                 yield (
                     dataset_of(member)[0],
                     horizon_of(member),
+                    *(member.params.get(name) for name in settings),
                     member.tags["margin"],
                     RESOURCE_WORDS[resource],
                     name,

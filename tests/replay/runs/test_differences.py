@@ -187,6 +187,16 @@ def test_only_runs_that_judged_the_same_task_windows_by_the_same_promise_are_pai
     assert len(compare(Chosen((*one, *another), {}, ()))["margins"].rows) == 4
 
 
+def test_a_budget_in_which_replays_differ_is_a_column_and_no_other_is(experiment: Experiment) -> None:
+    held: dict[str, Any] = {"margins": ("medium",), "by_tier": "false"}
+    one = experiment("a", "network", "borg", **held, **{"budgets.aggressive": "0.01"})
+    other = experiment("b", "network", "borg", **held, **{"budgets.aggressive": "0.02"})
+    both = differences(Chosen((*one, *other), {}, ()))
+    budgets = [(r["budgets.aggressive"], r["resource"]) for r in both.as_records()]
+    assert budgets == [(b, r) for b in ("0.01", "0.02") for r in ("CPU", "memory")]
+    assert set(both.columns) - set(differences(Chosen(tuple(one), {}, ())).columns) == {"budgets.aggressive"}
+
+
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
