@@ -69,11 +69,18 @@ def violation_share(
     Rows of unknown target or limit do not count; NaN where none is left. A target above the limit counts as the limit:
     there the limit itself was too low, and no reservation within it can help.
     """
-    known = np.isfinite(target) & (limit > 0)
-    with np.errstate(invalid="ignore"):
-        above = known & violates(needed(target, limit), reservation)
+    known, above = _judged(reservation, limit, target)
     n = known.sum(0)
     return np.where(n > 0, above.sum(0) / np.maximum(n, 1), np.nan)
+
+
+def _judged(
+    reservation: NDArray[np.float64], limit: NDArray[np.float64], target: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows count, and which of these violate; (n, n_resources) each."""
+    known = np.isfinite(target) & (limit > 0)
+    with np.errstate(invalid="ignore"):
+        return known, known & violates(needed(target, limit), reservation)
 
 
 def reclaimed_share(reservation: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -221,7 +228,7 @@ def calibrate(
     return Calibration(
         settings=settings,
         violation={k: tuple(violation_share(v, windows.limit, target).tolist()) for k, v in held.items()},
-        violation_by_tier={k: _by_tier(v, windows, target, rows) for k, v in held.items()},
+        violation_by_tier={k: _by_tier(v, windows, target, tier) for k, v in held.items()},
         lost={k: tuple(v.tolist()) for k, v in lost.items()},
         reclaimed={k: tuple(reclaimed_share(v, counted).tolist()) for k, v in held.items()},
         rows=tuple(int(k) for k in n),
@@ -237,16 +244,13 @@ def guarded_reservations(
 
 
 def _by_tier(
-    reservation: NDArray[np.float64], windows: Windows, target: NDArray[np.float64], counts: NDArray[np.bool_]
+    reservation: NDArray[np.float64], windows: Windows, target: NDArray[np.float64], tier: NDArray[np.int64]
 ) -> dict[str, tuple[float, ...]]:
-    """Return ``Calibration.violation_by_tier`` of one margin; ``counts`` are the rows that do, (n, n_resources)."""
-    out = {}
-    for number, label in enumerate(TIER_LABELS):
-        of = tier_key(windows.tier) == number
-        if of.any():
-            share = violation_share(reservation[of], windows.limit[of], target[of])
-            out[label] = tuple(np.where(counts[of].sum(axis=0) >= TIER_ROWS, share, np.nan).tolist())
-    return out
+    """Return ``Calibration.violation_by_tier`` of one margin; ``tier``, shape (n,), counts from 0."""
+    known, above = _judged(reservation, windows.limit, target)
+    n, violations = (np.stack([np.bincount(tier, of, len(TIER_LABELS)) for of in one.T], 1) for one in (known, above))
+    share = np.divide(violations, n, out=np.full(n.shape, np.nan), where=n >= TIER_ROWS)
+    return {TIER_LABELS[t]: tuple(share[t].tolist()) for t in np.unique(tier)}
 
 
 def _of_tiers(scores: NDArray[np.float64], tier: NDArray[np.int64], budget: float) -> NDArray[np.float64]:
