@@ -31,7 +31,7 @@ from reclaim.training.margins.calibrate import calibrate, guarded_reservations
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.references import BUILTIN
+from reclaim.training.tracking.references import BUILTIN, is_folder
 from reclaim.training.tracking.runs import ModelVersion
 
 _COLUMNS: Final = ("margin", "budget", "resource", "reclaimed", "champion", "difference", "low", "high", "verdict")
@@ -99,8 +99,13 @@ def promote(
     ConfigError
         No dataset is named, or one of the models was trained on validation rows of it.
     ModelError
-        There is no such version, or the champion became another one meanwhile.
+        It is no registered version, there is none, or the champion became another one meanwhile.
     """
+    if is_folder(reference):
+        raise ModelError(
+            f"{reference}: expected NAME@ALIAS or NAME/VERSION of a registered model, which `reclaim train` makes; "
+            "a bundle in a folder is served by `reclaim serve --model FOLDER`"
+        )
     found = tracking.resolve_model(reference)
     champion = tracking.find_version(f"{found.name}@{tracking.CHAMPION}")
     before = champion.version if champion else None

@@ -271,3 +271,9 @@ def test_a_version_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'none.db'}")
     with pytest.raises(ModelError, match="no model reclaim@candidate"):
         promote([])
+
+
+@pytest.mark.parametrize("reference", ["./bundle", "/bundles/new", "builtin", "reclaim"])
+def test_only_a_registered_version_is_promoted_and_the_error_says_so(reference: str) -> None:
+    with pytest.raises(ModelError, match=f"^{reference}: expected NAME@ALIAS or NAME/VERSION of a registered model"):
+        promote([], reference, force=True)
