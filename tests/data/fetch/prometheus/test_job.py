@@ -18,7 +18,8 @@ from reclaim.data.fetch.prometheus.client import Access, Client
 from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
 from reclaim.data.fetch.prometheus.probe import choose
 from reclaim.data.traces.dialect import load_dialect
-from tests.data.fetch.prometheus.answering import Answer, ok, serving
+from reclaim.data.traces.history import RawSeries
+from tests.data.fetch.prometheus.answering import Answer, always, ok, serving
 
 
 def _of_clusters(values: list[dict[str, str]], path: str, headers: dict[str, str], _: int) -> Answer:
@@ -197,6 +198,28 @@ def test_a_namespace_under_which_no_pod_is_listed_is_doubted(namespace: str | No
         )
         lines = of_history(fetch_history(config, tmp_path / "out"), tmp_path / "out")[1]
     assert any("leave --namespace out" in line for line in lines) == said
+
+
+def test_the_time_of_a_fetch_counts_what_is_for_each_series_once_a_piece(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A read takes a second, and one more for ten minutes of samples; a day is twelve pieces of two hours."""
+    now_s = 0.0
+
+    def read(*of: Any) -> list[RawSeries]:
+        nonlocal now_s
+        now_s += 1.0 + (of[-1] - of[-2]) / 600_000 + 7.0 * (now_s == 0.0)  # decoders are compiled
+        return []
+
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.read_series", read)
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.choose", lambda *_: "query")
+    one = ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+    with serving(partial(always, one)) as (url, _):
+        config = HistoryConfig(Access(url), days=1, end="2026-11-02", probe=True)
+        found = fetch_history(config, tmp_path / "out").plan
+    assert found is not None
+    assert found.seconds == pytest.approx(len(found.found) * 12 * 13.0)
 
 
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
