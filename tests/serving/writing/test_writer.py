@@ -290,6 +290,18 @@ def test_after_a_failed_sync_no_write_is_acknowledged_until_a_snapshot_is_saved(
     assert after.told({"task": 1, "at": 1}, {"task": 1, "at": 2}).repeated == 2
 
 
+def test_a_service_whose_disk_failed_ends_without_an_error_of_its_own(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.told({"task": 1, "at": 0})
+    monkeypatch.setattr(os, "fdatasync", refuse(errno.EIO))
+    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
+    refused_with(UNAVAILABLE, "not_stored", lambda: service.told({"task": 1, "at": 1}))
+    service.close()
+    assert "may be lost, of which no write was acknowledged: " in caplog.text
+    assert "cannot sync the log" in caplog.text
+
+
 @pytest.mark.usefixtures("mends_soon")
 def test_facts_whose_sync_failed_do_not_count(
     service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
