@@ -36,6 +36,19 @@ def test_a_refused_window_is_neither_recorded_nor_counted_twice(start: Callable[
         assert f'reclaim_windows_total{{outcome="{outcome}"}} {n}.0' in shown
 
 
+def test_a_service_keeps_the_record_of_as_many_days_as_it_is_set_to(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    old = tmp_path / "seen" / f"usage-{W:020d}.parquet"
+    old.parent.mkdir()
+    old.touch()
+    for days in (None, 1.0):
+        service = start(None, record=tmp_path / "seen", record_days=days)
+        service.told({"task": 1, "at": 3 * 288})
+        service.close()
+        assert old.exists() is (days is None)
+
+
 def test_what_is_recorded_before_facts_is_noted_before_them_in_the_log(
     start: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

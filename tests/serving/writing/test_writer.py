@@ -290,6 +290,45 @@ def test_after_a_failed_sync_no_write_is_acknowledged_until_a_snapshot_is_saved(
     assert after.told({"task": 1, "at": 1}, {"task": 1, "at": 2}).repeated == 2
 
 
+def test_a_repeat_is_acknowledged_only_once_what_it_repeats_is_on_the_disk(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> NoReturn:
+        raise StoreError("the disk does not sync")
+
+    service.told({"task": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store, "sync", fails)
+        refused_with(UNAVAILABLE, "not_stored", lambda: service.told({"task": 1}))
+    assert service.told({"task": 1}).repeated == 1
+
+
+def test_a_service_that_stops_finishes_its_snapshot_before_another_one_may_have_the_folder(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, begun, order = service.store, threading.Event(), list[str]()
+    assert store is not None
+    save, close = store.save, store.close
+
+    def slow(*given: Any) -> None:
+        begun.set()
+        time.sleep(0.05)
+        save(*given)
+        order.append("saved")
+
+    def closes() -> None:
+        order.append("closed")
+        close()
+
+    monkeypatch.setattr(store, "save", slow)
+    monkeypatch.setattr(store, "close", closes)
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1})
+    assert begun.wait(PATIENCE_S)
+    service.close()
+    assert order == ["saved", "closed"]
+
+
 def test_a_service_whose_disk_failed_ends_without_an_error_of_its_own(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -657,6 +696,13 @@ def test_a_limit_without_a_start_counts_from_when_it_came(
         assert tasks["limit_us"].tolist() == [1_000_000 * W, 999_000 * W]
 
 
+def test_the_time_of_a_write_is_that_of_each_phase_once(service: Service) -> None:
+    service.told({"task": 1})
+    shown = service.writer._metrics.text()
+    for phase in ("admit", "log", "fold", "score", "publish"):
+        assert f'write_phase_duration_seconds_count{{phase="{phase}"}} 1.0' in shown
+
+
 def test_windows_are_followed_by_a_call_with_the_model_that_answers(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -683,6 +729,8 @@ def test_prices_of_a_shadow_follow_where_it_prices_itself_and_prices_follow_at_a
     start: Callable[..., Service], scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following, fixed = start(None), start(None, follow=False)
+    assert following.tracker.following is not None  # of the model that answers
+    assert fixed.tracker.following is None
     assert following.writer._shadow_following(scorer) is None
     own = Scorer(scorer.model, SETTINGS.cell)
     monkeypatch.setattr(own, "own_price", True)
