@@ -184,6 +184,16 @@ def test_every_table_of_a_dataset_can_be_read_by_its_name_rejects_too(
         assert dataset.read("usage", [], tasks).shape == (1, 0)
 
 
+def test_a_dataset_has_the_name_of_its_folder_or_link_wherever_it_is_opened_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dataset" / "usage").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("dataset")
+    for folder, path, name in (("dataset", ".", "dataset"), ("dataset/usage", "..", "dataset"), (".", "link", "link")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert Dataset(Path(path), {}).folder_name == name
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -703,8 +703,8 @@ def test_the_time_of_a_write_is_that_of_each_phase_once(service: Service) -> Non
         assert f'write_phase_duration_seconds_count{{phase="{phase}"}} 1.0' in shown
 
 
-def test_windows_are_followed_by_a_call_with_the_model_that_answers(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+def test_windows_and_a_promotion_are_followed_by_a_call_with_the_model_that_answers(
+    service: Service, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Scorer] = []
     monkeypatch.setattr(service.writer, "_on_taken", called.append)
@@ -712,6 +712,9 @@ def test_windows_are_followed_by_a_call_with_the_model_that_answers(
     assert called == [service.tracker.look(service.tracker.names()).scorer]
     service.told({"task": 1, "at": 0})  # nothing is taken of a repeat
     assert len(called) == 1
+    other = Scorer(loaded(bundle, "2"), SETTINGS.cell)
+    service.writer.promote(other)
+    assert called[1:] == [other]
 
 
 def test_failures_of_tasks_are_watched_once_their_facts_are_taken(
