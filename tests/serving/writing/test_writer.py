@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.groups import tier_key
 from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.following import Following
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.monitoring.metrics import Metrics
@@ -486,6 +488,17 @@ def test_a_promotion_waits_for_writes_and_all_later_answers_are_of_the_new_model
     assert service.tracker.look(service.tracker.names()).scorer is other
     service.told({"task": 1, "at": 1})
     assert service.tracker.look(service.tracker.names()).scorer is other
+
+
+def test_a_promoted_model_without_a_mean_limit_follows_outcomes_with_that_of_the_cell(
+    service: Service, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "limit": 2.0})
+    sized: list[Scorer] = []
+    monkeypatch.setattr(Following, "resize", lambda _, scorer: sized.append(scorer))
+    service.writer.promote(Scorer(loaded(replace(bundle, mean_limit=(np.nan, np.nan)), "2"), SETTINGS.cell))
+    assert sized == [service.tracker.look(service.tracker.names()).scorer]
+    assert sized[0].mean_limit == service.tracker.size.mean_limit
 
 
 def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes_go_on(
