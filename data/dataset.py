@@ -90,18 +90,20 @@ class Dataset:
         Raises
         ------
         ConfigError
-            There is no dataset at ``path``; a folder of this machine without one is taken for a trace.
+            There is no dataset at ``path``; a file or folder of this machine without one is taken for a trace.
         SchemaError
             It was written in another format version.
         """
         path = location(path)
-        if not in_store(path) and path.is_dir() and not (path / MANIFEST).exists():
+        if not in_store(path) and path.exists() and not (path / MANIFEST).exists():
+            what = f"no {MANIFEST} in it" if path.is_dir() else "a file"
             raise ConfigError(
-                f"{path}: no {MANIFEST} in it, so no dataset; if it is a trace, "
-                f"`reclaim ingest {path} DATASET` reads it"
+                f"{path}: {what}, so no dataset; if it is a trace, `reclaim ingest {path} DATASET` reads it"
             )
         manifest = read_manifest(path, made_by=f"reclaim ingest SOURCE {path}")
         version = manifest.get("format_version")
+        if version is None:  # it may be dear to its user, as features or a snapshot of a service
+            raise ConfigError(f"{path}: its {MANIFEST} is not of a dataset; name a folder that `reclaim ingest` wrote")
         if version != FORMAT_VERSION:
             raise SchemaError(
                 f"{path}: dataset format {version}, this version reads {FORMAT_VERSION}; "
@@ -313,7 +315,7 @@ class Dataset:
                 return source.to_table(columns)
         if not set(s.TASK_KEY) <= set(there):
             raise SchemaError(f"{self.path}: {name} has no rows of single tasks; read it whole")
-        wanted = columns or there
+        wanted = there if columns is None else columns
         keys = _keys(tasks)
         of_them = files.field(s.COLLECTION_ID).isin(pa.array(keys.levels[0]))
         with self._readable(name), reached(self.path):

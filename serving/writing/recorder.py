@@ -50,7 +50,7 @@ class Recorder:
         self._writes: list[Windows] = []  # the latest ones
         self._ends: list[pa.Table] = []
         self._rows, self._end_us = 0, -1
-        self._dropped = 0  # windows, since one was written
+        self._dropped = 0  # rows, since one was written
 
     def make_room(self, rows: Windows | FactRows) -> bool:
         """Write what is kept where its hour is over, or where these rows make it too much; return whether it wrote.
@@ -105,13 +105,16 @@ class Recorder:
             sync_folder(self._folder)
         except (OSError, ConfigError) as error:  # the latter where another service writes into the folder
             if not self._dropped:
-                log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
-            self._dropped += n
+                ends = self._rows - n
+                log.error(
+                    "%d windows and %d ends of tasks are not recorded: %s; the next hour is tried again", n, ends, error
+                )
+            self._dropped += self._rows
             self._count("dropped", n)
             return False
         else:
             if self._dropped:
-                log.warning("windows are recorded again; %d were not", self._dropped)
+                log.warning("windows and ends of tasks are recorded again; %d were not", self._dropped)
             self._dropped = 0
             self._count("written", n)
             self._shorten()

@@ -113,7 +113,10 @@ class Writer:
             self.snapshotter.close()
         self._syncer.shutdown()
         if self._store is not None:
-            self._store.close()
+            try:
+                self._store.close()
+            except StoreError as error:  # nothing that was acknowledged
+                log.error("the last records of the log may be lost, of which no write was acknowledged: %s", error)
 
     def write(self, rows: UsageRows | FactRows) -> Future[WriteAnswer]:
         """Queue a write.
@@ -330,10 +333,10 @@ class Writer:
         self._make_room(facts)
         if self._store is not None:
             try:
-                record = log_records.write_facts(kept, present_us, self._tracker.clock.latest_us)
-                self._store.append(log_records.FACTS, record)
                 if self._recorder is not None and len(reported.row):
                     self._store.append(log_records.REPORTED, log_records.write_facts(reported))
+                record = log_records.write_facts(kept, present_us, self._tracker.clock.latest_us)
+                self._store.append(log_records.FACTS, record)  # last: after a refusal the log has no fact of the state
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error

@@ -180,6 +180,35 @@ def test_every_table_of_a_dataset_can_be_read_by_its_name_rejects_too(
     assert dataset.read("rejects", [s.REJECT_REASON, s.REJECT_LINE]).to_pylist() == [
         {s.REJECT_REASON: "end_time is not after start_time", s.REJECT_LINE: 2}
     ]
+    for tasks in (None, dataset.read("tasks")):  # no columns are none, not all
+        assert dataset.read("usage", [], tasks).shape == (1, 0)
+
+
+def test_a_dataset_has_the_name_of_its_folder_or_link_wherever_it_is_opened_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dataset" / "usage").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("dataset")
+    for folder, path, name in (("dataset", ".", "dataset"), ("dataset/usage", "..", "dataset"), (".", "link", "link")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert Dataset(Path(path), {}).folder_name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("usage.csv", r"usage\.csv: a file, so no dataset; if it is a trace, `reclaim ingest .*usage\.csv DATASET`"),
+        ("dataset/features", r"features: its manifest\.json is not of a dataset; name a folder that `reclaim ingest`"),
+    ],
+)
+def test_a_file_or_a_folder_of_something_else_is_not_to_be_deleted_or_overwritten(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "usage.csv").write_text("task,time_s,cpu\n")
+    (tmp_path / "dataset" / "features").mkdir(parents=True)
+    (tmp_path / "dataset" / "features" / "manifest.json").write_text('{"pipeline": 1}')
+    with pytest.raises(ConfigError, match=message):
+        Dataset.open(tmp_path / name)
 
 
 @pytest.mark.parametrize("size", [None, 0, 600])

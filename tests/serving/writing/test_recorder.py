@@ -178,6 +178,10 @@ def test_windows_that_cannot_be_written_are_dropped_counted_and_reported_once_un
     (tmp_path / "seen").touch()
     hours = [windows_of({"task": 1, "at": at}, {"task": 2, "at": at}) for at in range(0, 60, 12)]
     with caplog.at_level(logging.WARNING):
+        recorder.take_facts(fact_rows({"task": 1, "ended_us": 0}))
+        for _ in range(2):  # of ends alone, too
+            assert not recorder.close()
+            recorder.take_facts(fact_rows({"task": 1, "ended_us": 0}))
         for windows in hours[:4]:
             recorder.take(windows)
         assert counts == {"written": 0, "dropped": 6}
@@ -187,7 +191,7 @@ def test_windows_that_cannot_be_written_are_dropped_counted_and_reported_once_un
         recorder.close()
     assert counts == {"written": 4, "dropped": 6}
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "2 windows are not recorded", "windows are recorded again; 6 were not",
+        "0 windows and 1 ends of tasks are not recorded", "windows and ends of tasks are recorded again; 9 were not",
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ import pytest
 from reclaim.data import schema as s
 from reclaim.data.errors import StoreError
 from reclaim.data.windows import Windows
-from reclaim.serving.wire.errors import DISK_FULL
+from reclaim.serving.wire.errors import DISK_FULL, UNAVAILABLE
 from reclaim.serving.writing import log_records
 from tests.serving.cell_fixtures import W, usage_rows, windows_of
 from tests.serving.patience import PATIENCE_S, soon
@@ -33,6 +34,19 @@ def test_a_refused_window_is_neither_recorded_nor_counted_twice(start: Callable[
     shown = service.writer._metrics.text()
     for outcome, n in {"taken": 2, "no_limit": 1, "refused": 1}.items():
         assert f'reclaim_windows_total{{outcome="{outcome}"}} {n}.0' in shown
+
+
+def test_a_service_keeps_the_record_of_as_many_days_as_it_is_set_to(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    old = tmp_path / "seen" / f"usage-{W:020d}.parquet"
+    old.parent.mkdir()
+    old.touch()
+    for days in (None, 1.0):
+        service = start(None, record=tmp_path / "seen", record_days=days)
+        service.told({"task": 1, "at": 3 * 288})
+        service.close()
+        assert old.exists() is (days is None)
 
 
 def test_what_is_recorded_before_facts_is_noted_before_them_in_the_log(
@@ -78,6 +92,29 @@ def test_a_failure_that_is_reported_behind_the_end_of_its_task_is_recorded_and_d
     for events in tmp_path.glob("*/events-*"):
         assert pq.read_table(events)[s.TIME_US].to_pylist() == [4 * W, 4 * W - 1]
     assert (tmp_path / "again").exists() is (store is not None)
+
+
+def test_facts_of_which_a_full_disk_took_a_part_change_no_state_after_a_crash_either(
+    start: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(record=tmp_path / "seen")
+    service.told({"task": 1}, {"task": 2})
+    service.facts({"task": 1, "ended_us": 4 * W})
+    append, appended_kinds = service.store.append, list[str]()  # type: ignore[union-attr]  # it has one
+
+    def full_after_one(kind: str, payload: Any) -> int:
+        if appended_kinds:
+            raise StoreError("the disk is full")
+        appended_kinds.append(kind)
+        return append(kind, payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store, "append", full_after_one)
+        failed = {"task": 1, "failed_us": 4 * W - 1}  # reported behind its end
+        refused_with(UNAVAILABLE, "not_stored", lambda: service.facts(failed, {"task": 2, "ended_us": W}))
+    service.told({"task": 2, "at": 1})
+    after = crashed(service, start)
+    assert after.tracker.look(np.array([[2, 0]])).task["windows"].tolist() == [2]
 
 
 @pytest.mark.usefixtures("mends_soon")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.groups import tier_key
 from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.following import Following
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.monitoring.metrics import Metrics
@@ -290,6 +292,57 @@ def test_after_a_failed_sync_no_write_is_acknowledged_until_a_snapshot_is_saved(
     assert after.told({"task": 1, "at": 1}, {"task": 1, "at": 2}).repeated == 2
 
 
+def test_a_repeat_is_acknowledged_only_once_what_it_repeats_is_on_the_disk(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> NoReturn:
+        raise StoreError("the disk does not sync")
+
+    service.told({"task": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store, "sync", fails)
+        refused_with(UNAVAILABLE, "not_stored", lambda: service.told({"task": 1}))
+    assert service.told({"task": 1}).repeated == 1
+
+
+def test_a_service_that_stops_finishes_its_snapshot_before_another_one_may_have_the_folder(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, begun, order = service.store, threading.Event(), list[str]()
+    assert store is not None
+    save, close = store.save, store.close
+
+    def slow(*given: Any) -> None:
+        begun.set()
+        time.sleep(0.05)
+        save(*given)
+        order.append("saved")
+
+    def closes() -> None:
+        order.append("closed")
+        close()
+
+    monkeypatch.setattr(store, "save", slow)
+    monkeypatch.setattr(store, "close", closes)
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1})
+    assert begun.wait(PATIENCE_S)
+    service.close()
+    assert order == ["saved", "closed"]
+
+
+def test_a_service_whose_disk_failed_ends_without_an_error_of_its_own(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.told({"task": 1, "at": 0})
+    monkeypatch.setattr(os, "fdatasync", refuse(errno.EIO))
+    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
+    refused_with(UNAVAILABLE, "not_stored", lambda: service.told({"task": 1, "at": 1}))
+    service.close()
+    assert "may be lost, of which no write was acknowledged: " in caplog.text
+    assert "cannot sync the log" in caplog.text
+
+
 @pytest.mark.usefixtures("mends_soon")
 def test_facts_whose_sync_failed_do_not_count(
     service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
@@ -435,6 +488,17 @@ def test_a_promotion_waits_for_writes_and_all_later_answers_are_of_the_new_model
     assert service.tracker.look(service.tracker.names()).scorer is other
     service.told({"task": 1, "at": 1})
     assert service.tracker.look(service.tracker.names()).scorer is other
+
+
+def test_a_promoted_model_without_a_mean_limit_follows_outcomes_with_that_of_the_cell(
+    service: Service, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "limit": 2.0})
+    sized: list[Scorer] = []
+    monkeypatch.setattr(Following, "resize", lambda _, scorer: sized.append(scorer))
+    service.writer.promote(Scorer(loaded(replace(bundle, mean_limit=(np.nan, np.nan)), "2"), SETTINGS.cell))
+    assert sized == [service.tracker.look(service.tracker.names()).scorer]
+    assert sized[0].mean_limit == service.tracker.size.mean_limit
 
 
 def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes_go_on(
@@ -645,8 +709,15 @@ def test_a_limit_without_a_start_counts_from_when_it_came(
         assert tasks["limit_us"].tolist() == [1_000_000 * W, 999_000 * W]
 
 
-def test_windows_are_followed_by_a_call_with_the_model_that_answers(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+def test_the_time_of_a_write_is_that_of_each_phase_once(service: Service) -> None:
+    service.told({"task": 1})
+    shown = service.writer._metrics.text()
+    for phase in ("admit", "log", "fold", "score", "publish"):
+        assert f'write_phase_duration_seconds_count{{phase="{phase}"}} 1.0' in shown
+
+
+def test_windows_and_a_promotion_are_followed_by_a_call_with_the_model_that_answers(
+    service: Service, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Scorer] = []
     monkeypatch.setattr(service.writer, "_on_taken", called.append)
@@ -654,6 +725,9 @@ def test_windows_are_followed_by_a_call_with_the_model_that_answers(
     assert called == [service.tracker.look(service.tracker.names()).scorer]
     service.told({"task": 1, "at": 0})  # nothing is taken of a repeat
     assert len(called) == 1
+    other = Scorer(loaded(bundle, "2"), SETTINGS.cell)
+    service.writer.promote(other)
+    assert called[1:] == [other]
 
 
 def test_failures_of_tasks_are_watched_once_their_facts_are_taken(
@@ -671,6 +745,8 @@ def test_prices_of_a_shadow_follow_where_it_prices_itself_and_prices_follow_at_a
     start: Callable[..., Service], scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following, fixed = start(None), start(None, follow=False)
+    assert following.tracker.following is not None  # of the model that answers
+    assert fixed.tracker.following is None
     assert following.writer._shadow_following(scorer) is None
     own = Scorer(scorer.model, SETTINGS.cell)
     monkeypatch.setattr(own, "own_price", True)

@@ -353,6 +353,19 @@ def test_an_answer_of_which_nothing_is_known_is_not_counted(make_windows: Maker)
     assert (beside.log[:, PROD, 0] != alone.log[:, PROD, 0]).all()  # of twice as many
 
 
+def test_only_an_answer_below_a_limit_is_waited_for_and_from_the_slot_that_begins_after_it(make_windows: Maker) -> None:
+    for reserved, limit in ((np.nan, 1.0), (0.15, 0.0), (0.15, np.nan)):  # of memory
+        windows = make_windows([0.1] * 2, [0.1] * 2, start_us=86_400_000_000 + 150_000_000)
+        windows.limit[:, 1] = limit
+        held = np.full((2, 2, 2), 0.15)
+        held[..., 1] = reserved
+        online = _online()
+        online.wait(np.zeros(2, np.int64), held, windows)
+        answered = online.memory()["answered"]
+        assert answered.sum(axis=(0, 1)).tolist() == [1, 0]
+        assert answered[290 % len(answered)].sum() == 1  # the first window ends in the middle of slot 289
+
+
 def test_tasks_that_end_within_the_horizon_count_too(make_windows: Maker) -> None:
     # tasks of ten windows, one after another, that always double their demand at the end
     short = [make_windows([0.1] * 9 + [0.9], task=k, start_us=600_000_000 + k * 3_000_000_000) for k in range(60)]

@@ -184,6 +184,16 @@ def test_the_own_price_is_of_the_answers_of_a_tier_and_of_all_where_it_has_none_
     assert np.delete(after, other) == pytest.approx(np.delete(places, other), abs=1e-6)
 
 
+def test_in_the_first_hour_the_own_price_is_solved_again_at_every_slot() -> None:
+    risk = np.zeros((3, 2, N_RUNGS), np.uint16)
+    risk[0, :, :20] = risk[1, :, :40] = round(0.48 * UNIT)
+    online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
+    windows = _slots([1, 2, 3], [3, 3, 3])
+    online.hold(np.zeros(3, np.int64), Priced(np.ones((3, 2, N_RUNGS), np.float32), None, risk), windows)
+    # of the first answer alone it was 19.375; of both 0.48 are left to rung 19, then 0.24
+    assert online.own_rungs[1, TIER, 0] == pytest.approx(19.75, abs=1e-3)
+
+
 def test_what_was_promised_of_an_answer_between_slots_stays_while_other_tiers_answer() -> None:
     # the answer in slot 1 counts in slot 2, in which the tier gives none; the next one comes within its horizon
     at = [1, 13, *range(1, 17)]
