@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from reclaim.data import schema as s
 from reclaim.data.traces.source import ZERO_MAXIMUM, Field, RawTable, Source, code_sql, maximum_sql, present, tier_sql
+from reclaim.data.windows import VECTORS
 
 _RESOURCES: Final = "STRUCT(cpus DOUBLE, memory DOUBLE)"
 _CONSTRAINTS: Final = "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]"
@@ -113,7 +114,6 @@ _FIELDS: Final = (
     Field("tail_cpu_usage_distribution", s.CPU_TAIL_PERCENTILES),
 )
 """The usage table, field by field."""
-_LENGTHS: Final = {s.CPU_PERCENTILES: len(s.PERCENTILES), s.CPU_TAIL_PERCENTILES: len(s.TAIL_PERCENTILES)}
 
 
 def _raw_type(field: Field) -> str:
@@ -132,8 +132,8 @@ def _canonical(fields: Iterable[Field]) -> str:
     def value(field: Field) -> str:
         if field.most is not None:
             return _ENUMS[field.path]
-        if field.column in _LENGTHS:
-            return f"CASE WHEN len({field.path}) = {_LENGTHS[field.column]} THEN {field.path} END"
+        if field.column in VECTORS:
+            return f"CASE WHEN len({field.path}) = {len(VECTORS[field.column])} THEN {field.path} END"
         if field.mean:
             return maximum_sql(field.path, field.mean)
         if field.only_with:

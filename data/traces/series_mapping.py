@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePath
@@ -255,7 +254,8 @@ def _problems_of_machines(machines: dict[str, Any], *, of_windows: bool) -> list
     if "file" in machines:
         if not isinstance(file, str) or not _is_below(file) or not file.endswith(ENDINGS):
             problems.append(
-                f"machines.file must be a glob below the source folder that ends in {_or(ENDINGS)}, got {file!r}"
+                "machines.file must be a glob below the source folder that ends in "
+                f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, got {file!r}"
             )
         if not isinstance(machines.get("machine"), str):
             problems.append("machines.machine must name the column of machines.file that names the machine")
@@ -269,10 +269,6 @@ def _problems_of_machines(machines: dict[str, Any], *, of_windows: bool) -> list
             column = "a column of machines.file or " if "file" in machines else ""
             problems.append(f"machines.{name} must be {column}a finite number above 0, got {value!r}")
     return problems
-
-
-def _or(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _kind_of(column: str) -> str:

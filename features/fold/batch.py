@@ -57,8 +57,7 @@ class FeatureState:
             Those of one task in time order. One that ends no later than the last one seen is late or repeated: it
             changes nothing, and its row is that of the state as it stands.
         """
-        if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
-            raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
+        check_slots(slot, windows)
         self._state = room_for(self._state, int(slot.max(initial=-1)) + 1)
         out = np.empty((len(windows), N_FEATURES), np.float32)
         moment, died = np.empty(len(windows), np.int32), np.empty(len(windows), np.int32)
@@ -105,6 +104,12 @@ def made_by(cell: Cell) -> str:
     """
     machine = ", ".join(str(float(most)) for most in cell.largest_machine)
     return f"features(largest_machine=({machine}), monday_us={cell.monday_us}, related=False)"
+
+
+def check_slots(slot: NDArray[np.int64], windows: Windows) -> None:
+    """Raise ValueError where there is not a slot from 0 on for each window."""
+    if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
+        raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
 
 
 def fold_columns(windows: Windows) -> FoldColumns:

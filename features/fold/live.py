@@ -20,7 +20,7 @@ from reclaim.data.core.parallel import in_parts, parts_of
 from reclaim.data.core.state import MADE_BY, adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
-from reclaim.features.fold.batch import fold_columns, made_by
+from reclaim.features.fold.batch import check_slots, fold_columns, made_by
 from reclaim.features.fold.collection_ooms import CollectionOoms
 from reclaim.features.fold.live_kernel import (
     LATE,
@@ -97,7 +97,7 @@ class TolerantState:
         windows : Windows
             In any order, any number of a task.
         """
-        _check(slot, windows)
+        check_slots(slot, windows)
         kind = np.empty(len(slot), np.uint8)
         tasks, end_us = lent(slot, windows.end_us)
         classify(self._settled, self._pending, self._tasks, tasks, end_us, self._lateness_us, kind)
@@ -132,7 +132,7 @@ class TolerantState:
         ValueError
             A row is one that ``classify`` refuses; the state must not be used any more.
         """
-        _check(slot, windows)
+        check_slots(slot, windows)
         order = _in_time(slot, windows.end_us)
         first = np.flatnonzero(np.diff(slot[order], prepend=-1))
         slots, edges = slot[order[first]], np.append(first, len(slot))
@@ -263,11 +263,6 @@ class TolerantState:
     @property
     def _made_by(self) -> str:
         return f"tolerant {made_by(self._cell)} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
-
-
-def _check(slot: Slots, windows: Windows) -> None:
-    if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
-        raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
 
 
 def _in_time(slot: Slots, end_us: NDArray[np.int64]) -> Slots:

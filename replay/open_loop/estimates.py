@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -59,8 +59,6 @@ class Estimates:
         Before any margin or price, learned estimators first; those of ``LIMIT``, too.
     calibrations : mapping of estimator to Calibration
         The margins or prices of each, set on validation rows; none for ``LIMIT``.
-    tunings : mapping of estimator to Tuning
-        The settings of each statistical one that has any to choose, chosen on validation rows.
     began_us : int
         Begin of the cell's record.
     """
@@ -69,7 +67,6 @@ class Estimates:
     period: Period
     answers: Mapping[str, Answers]
     calibrations: Mapping[str, Calibration]
-    tunings: Mapping[str, Tuning] = field(default_factory=dict)
     began_us: int = 0
 
     def reservations(self, name: str) -> Mapping[str, NDArray[np.float64]]:
@@ -111,7 +108,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         for name, of in answers.items()
         if name != LIMIT
     }
-    return Estimates(history, period, answers, calibrations, tunings, int(source.features.manifest["span_us"][0]))
+    return Estimates(history, period, answers, calibrations, int(source.features.manifest["span_us"][0]))
 
 
 def estimator_makers(

@@ -38,11 +38,6 @@ def score(reservation: NDArray[np.float64], period: Period, bootstrap: Bootstrap
     }
 
 
-def unit_sums(reservation: NDArray[np.float64], period: Period) -> NDArray[np.float64]:
-    """Return the sums of each unit alone: ``units`` of ``score``."""
-    return _joined(_sums(reservation, period), period.groups.unit, len(period.unseen_units))
-
-
 def _sums(reservation: NDArray[np.float64], period: Period) -> NDArray[np.float64]:
     """Return the sums of the test rows by ``Period.groups``, shape (n_groups, len(STATS), n_resources)."""
     history = period.history

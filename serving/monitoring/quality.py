@@ -156,12 +156,6 @@ class LiveQuality:
         self._held = np.zeros((0, len(margins), len(RESOURCES)))
         self._quantiles = np.zeros((0, len(RESOURCES), len(levels)), np.float32)
 
-    @property
-    def bytes_per_task(self) -> int:
-        """Memory of a task: 200 bytes with nine levels and three margins."""
-        shapes = (self._held[:0], self._quantiles[:0])
-        return _TASK.itemsize + sum(int(np.prod(a.shape[1:])) * a.itemsize for a in shapes)
-
     def observe(self, slot: NDArray[np.int64], windows: Windows) -> None:
         """Compare windows with pending answers; call it before ``expect`` of the same write.
 

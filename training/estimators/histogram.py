@@ -73,13 +73,10 @@ class Grid:
         powers: NDArray[np.float64] = np.power(self.ratio, np.arange(math.ceil(power) + 1, dtype=np.float64))
         return self.first * (powers - 1) / (self.ratio - 1)
 
-    def bucket_of(self, value: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the bucket of each value; the last one for NaN."""
-        return np.clip(np.searchsorted(self.start, value, side="right") - 1, 0, len(self.start) - 1)
-
-    def end_of(self, bucket: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return where each bucket ends; for the last one, which has no end, where it begins."""
-        return self.start[np.minimum(bucket + 1, len(self.start) - 1)]
+    @cached_property
+    def end(self) -> NDArray[np.float64]:
+        """End of each bucket; of the last one, which has none, its begin."""
+        return np.append(self.start[1:], self.start[-1])
 
 
 RELATIVE: Final = Grid(0.001, 2.0)
@@ -123,7 +120,7 @@ class DecayingHistograms:
         self._task, self._weight = f"{name} task", f"{name} weight"
         self.blank = {self._task: np.zeros(0, TASK), self._weight: np.zeros((0, len(grid.start)), np.float32)}
         self._grid = grid
-        self._end = grid.end_of(np.arange(len(grid.start)))
+        self._end = grid.end
         self._load = self._end if by_value else np.ones(len(self._end))
         self._half_life_us = half_life_s * 1e6
         self._level = level

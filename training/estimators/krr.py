@@ -88,12 +88,12 @@ class KrrEstimator(Estimator):
         """Take windows and answer for each."""
         self._make_room(slot)
         ratio = over_limit(windows)
-        out, end = np.empty_like(ratio), _GRID.end_of(np.arange(len(_GRID.start)))
+        out = np.empty_like(ratio)
 
         def fold(*columns: Any) -> None:
             _fold(
                 self._memory["task"], self._memory["count"], self._memory["daily"], self.level / 100, 1 + self.margin,
-                1 + self.oom_margin, self.min_samples, _GRID.start, end, *columns,
+                1 + self.oom_margin, self.min_samples, _GRID.start, _GRID.end, *columns,
             )  # fmt: skip
 
         self._in_parts(fold, slot, (windows.end_us, windows.scheduled_us, ratio), out)

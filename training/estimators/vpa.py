@@ -126,7 +126,7 @@ class VpaEstimator(Estimator):
             self._cpu.fold(self._memory, 0, slot, start_us, end_us, scheduled_us, value, shape, value, out)
             _fold_peaks(
                 self._memory["memory"], self._weights, self.level, self.oom_bump, bump_by,
-                grid.start, grid.end_of(np.arange(len(grid.start))), slot, end_us, scheduled_us, value, limit, out,
+                grid.start, grid.end, slot, end_us, scheduled_us, value, limit, out,
             )  # fmt: skip
 
         columns = (windows.start_us, windows.end_us, windows.scheduled_us, value, windows.percentiles[:, :0], limit)

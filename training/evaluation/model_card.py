@@ -13,7 +13,7 @@ from reclaim.data.core.nested import flatten
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.features.registry import N_FEATURES, PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 OOM_NOTE: Final = "OOM label: "
@@ -58,7 +58,6 @@ def model_card(
     report: Mapping[str, Any],
     *,
     settings: Mapping[str, Any],
-    n_features: int,
     test_scores: Mapping[str, Any] | None = None,
     probability: Mapping[str, Any] | None = None,
     refitted: bool = False,
@@ -71,8 +70,6 @@ def model_card(
         ``asdict`` of a ``train.TrainReport``; a dataset in it may hold ``nature`` (recorded, synthetic, composed).
     settings : mapping
         ``TrainConfig.settings()``.
-    n_features : int
-        Features that the model reads.
     test_scores : mapping or None
         See ``scores.Scores``; of the test rows.
     probability : mapping or None
@@ -87,10 +84,10 @@ def model_card(
     """
     cut = "… (all of them are the run's parameters)"
     listed = ", ".join(f"{name}={value}" for name, value in flatten(settings).items())
-    whole = _card(report, listed, test_scores, probability, n_features, refitted)
+    whole = _card(report, listed, test_scores, probability, refitted)
     if len(whole) > LONGEST:
         kept = max(len(listed) - (len(whole) - LONGEST) - len(cut), 0)
-        whole = _card(report, listed[:kept] + cut, test_scores, probability, n_features, refitted)
+        whole = _card(report, listed[:kept] + cut, test_scores, probability, refitted)
     return whole if len(whole) <= LONGEST else whole[: LONGEST - 2] + "…\n"
 
 
@@ -99,7 +96,6 @@ def _card(
     settings: str,
     test_scores: Mapping[str, Any] | None,
     probability: Mapping[str, Any] | None,
-    n_features: int,
     refitted: bool,
 ) -> str:
     reference = f"{report['model']}/{report['version']}" if report["version"] else f"{report['model']}@champion"
@@ -110,7 +106,7 @@ def _card(
         f"# {report['model']}: {report['estimator']}, {report['horizon_s']} s ahead",
         f"Predicts, for a task of a cluster, curves of {', '.join(t.replace('_', ' ') for t in TARGETS)} over the "
         f"limit and the probability of out-of-memory, within {horizons}; and from them what to reserve. It reads "
-        f"{n_features} features of feature pipeline `{PIPELINE_VERSION}`.",
+        f"{N_FEATURES} features of feature pipeline `{PIPELINE_VERSION}`.",
         "## Data",
         _tight(_datasets(report)),
         "Fitted on the training period of seen collections. Prices and probabilities were set on the "

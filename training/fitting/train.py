@@ -21,7 +21,7 @@ from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, working_folder
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import FEATURE_NAMES, N_FEATURES, PIPELINE_VERSION
+from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.seen import SEEN, sample_windows
 from reclaim.features.targets import TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
@@ -246,14 +246,13 @@ def _record(
     say("recording and registering")
     _log_fit(run, trained, scored, report, fit_seconds)
     if served:  # trees are evaluated at every threshold of every row, which would take minutes
-        _log_importance(run, trained, FEATURE_NAMES, config.horizon_s)
+        _log_importance(run, trained, config.horizon_s)
     registered = _register(run, name, bundle)
     _log_scores(run, scored, config.horizon_s)
     report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
     card = model_card(
         asdict(report), settings=config.settings(), test_scores=report.test_scores,
-        probability=trained.first.calibration.to_dict(), n_features=N_FEATURES,
-        refitted=trained.fitted.refitted is not None,
+        probability=trained.first.calibration.to_dict(), refitted=trained.fitted.refitted is not None,
     )  # fmt: skip
     tracking.describe_version(registered, card)
     run.log_text(card, "model_card.md")
@@ -446,9 +445,9 @@ def _log_fit(run: tracking.Run, trained: Trained, scored: Scored, report: TrainR
     run.log_figure(reliability_figure(shown, scored.label), "oom_reliability.png")
 
 
-def _log_importance(run: tracking.Run, trained: Trained, features: Sequence[str], horizon_s: int) -> None:
+def _log_importance(run: tracking.Run, trained: Trained, horizon_s: int) -> None:
     importance = permutation_importance(
-        trained.first, trained.valid.x, trained.valid.y, horizon_s=horizon_s, columns=columns_alone(features)
+        trained.first, trained.valid.x, trained.valid.y, horizon_s=horizon_s, columns=columns_alone(FEATURE_NAMES)
     )
     run.log_figure(importance_figure(importance), "importance.png")
     run.log_dict(importance.to_dict(), "importance.json")

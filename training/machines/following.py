@@ -109,7 +109,7 @@ class OnlineMachines:
         self.curves, self.budgets = tuple(curves), tuple(budgets)
         self.horizon_slots, self.step = times_of(horizon_s, slot_s)
         self._budget = np.array(self.budgets)[:, None]
-        self.moves, self._at_once = moves, at_once
+        self._at_once = at_once
         self._rate, self._times_rate = (
             min(rate, LOOP * _DAY_S / horizon_s) if moves else 0.0 for rate in (RATE, TIMES_RATE)
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import blank_rows, copy_of, room_for
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts, parts_of
-from reclaim.data.core.state import adopt, memory_of, state_of
+from reclaim.data.core.state import adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
@@ -146,7 +146,6 @@ class OnlineMargins:
         if rate is not None and not rate > 0:
             raise ConfigError(f"rate must be above 0, got {rate}")
         self.start = dict(settings)
-        self.budgets = budgets
         self.horizon_s = horizon_s
         first = self.start[BUDGETED[0]]
         self.rate = min(first.rate if rate is None else rate, LOOP * 86_400 / horizon_s)
@@ -372,40 +371,25 @@ class OnlineMargins:
             return self.start
         return {name: _at_rungs(self.start[name], self._cells["own"][0, b]) for b, name in enumerate(BUDGETED)}
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return all it remembers, as plain arrays that ``np.savez`` takes without pickle."""
-        return state_of(self._made_by, self.memory())
-
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from there, to the bit; ``ConfigError`` where other settings or other code made it."""
-        self._go_on(memory_of(self._made_by, self.memory(), state))
-
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return its arrays as they are, for a caller that copies them at once and knows the settings."""
         return {"tasks": self._tasks[: self._n_slots], **self._cells}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from copies of ``memory``; ``ConfigError`` where other code made it."""
-        self._go_on({name: copy_of(adopt(name, array, memory)) for name, array in self.memory().items()})
+        """Continue from copies of ``memory``, to the bit; ``ConfigError`` where other code made it."""
+        found = {name: copy_of(adopt(name, array, memory)) for name, array in self.memory().items()}
+        self._tasks = found.pop("tasks")
+        self._n_slots, self._cells = len(self._tasks), found
+        self._settings = self._moved()
 
     @property
     def bytes_per_task(self) -> int:
         """Memory of a task."""
         return _TASK.itemsize
 
-    def _go_on(self, memory: dict[str, NDArray[Any]]) -> None:
-        self._tasks = memory.pop("tasks")
-        self._n_slots, self._cells = len(self._tasks), memory
-        self._settings = self._moved()
-
     def _moved(self) -> Mapping[str, Setting]:
         begin = self._begin()
         return three_of(*(begin[name].moved(log) for name, log in zip(BUDGETED, self._cells["log"], strict=True)))
-
-    @property
-    def _made_by(self) -> str:
-        start = [self.start[name] for name in BUDGETED]
-        return f"OnlineMargins({start}, {self.budgets}, horizon_s={self.horizon_s}, rate={self.rate}, own={self.own})"
 
 
 def _between(after: int, last: int, kept: int) -> NDArray[np.int64]:

@@ -22,12 +22,12 @@ from reclaim.data import schema as s
 from reclaim.data.columns import array_of, bits_of, flags_of, values_of
 from reclaim.data.core.jit import CACHED
 from reclaim.data.ingest.readers.packing import SPARE, pack, unpack
+from reclaim.data.windows import VECTORS
 
 NULL: Final = -(2**63)
 """The staged form of a null integer."""
 ROWS_FILE: Final = "rows"
 CHUNKS_FILE: Final = "chunks.npy"
-_VECTORS: Final = {s.CPU_PERCENTILES: len(s.PERCENTILES), s.CPU_TAIL_PERCENTILES: len(s.TAIL_PERCENTILES)}
 _TILE: Final = 64
 """Rows turned into columns at once, so that their words stay in a processor's cache."""
 _FIRST_PRIME, _SECOND_PRIME = 1_000_003, 998_244_353
@@ -56,14 +56,14 @@ class Layout:
         """Return the layout for a schema of integers, flags, doubles and percentile vectors."""
         integers = tuple(f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_boolean(f.type))
         doubles = tuple(f.name for f in schema if pa.types.is_floating(f.type))
-        vectors = tuple(f.name for f in schema if f.name in _VECTORS)
+        vectors = tuple(f.name for f in schema if f.name in VECTORS)
         assert len(integers) + len(doubles) + len(vectors) == len(schema)
         return cls(schema, integers, doubles, vectors)
 
     @property
     def words(self) -> int:
         """Length of a row."""
-        return len(self.integers) + len(self.doubles) + (sum(_VECTORS[name] for name in self.vectors) + 1) // 2
+        return len(self.integers) + len(self.doubles) + (sum(len(VECTORS[name]) for name in self.vectors) + 1) // 2
 
     @property
     def null_row(self) -> NDArray[np.uint64]:
@@ -77,7 +77,7 @@ class Layout:
     def slot(self, column: str) -> int:
         """Return a column's place, counted in integers, in doubles, or in single floats of the row's last part."""
         if column in self.vectors:
-            return sum(_VECTORS[name] for name in self.vectors[: self.vectors.index(column)])
+            return sum(len(VECTORS[name]) for name in self.vectors[: self.vectors.index(column)])
         return (self.integers if column in self.integers else self.doubles).index(column)
 
     def integer(self, rows: NDArray[np.uint64], column: str) -> NDArray[np.int64]:
@@ -86,7 +86,7 @@ class Layout:
 
     def _singles(self, rows: NDArray[np.uint64], column: str) -> NDArray[np.float32]:
         first = 2 * (len(self.integers) + len(self.doubles)) + self.slot(column)
-        return rows.view(np.float32)[:, first : first + _VECTORS[column]]
+        return rows.view(np.float32)[:, first : first + len(VECTORS[column])]
 
     def rows_of(self, table: pa.Table | pa.RecordBatch) -> NDArray[np.uint64]:
         """Return a table's rows as a matrix, shape (n, words); a column it lacks is null."""
@@ -104,7 +104,7 @@ class Layout:
                 flat = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
                 known = flags_of(flat.is_valid())
                 values = values_of(flat.flatten().cast(pa.float32()), np.nan)
-                self._singles(rows, name)[known] = values.reshape(-1, _VECTORS[name])
+                self._singles(rows, name)[known] = values.reshape(-1, len(VECTORS[name]))
         return rows
 
     def table_of(self, rows: NDArray[np.uint64], order: NDArray[np.int64]) -> pa.Table:
@@ -119,7 +119,8 @@ class Layout:
                 values = words[len(self.integers) + self.slot(field.name)].view(np.float64)
                 array = array_of(values, ~np.isnan(values))
             else:
-                first, size = len(self.integers) + len(self.doubles) + self.slot(field.name) // 2, _VECTORS[field.name]
+                size = len(VECTORS[field.name])
+                first = len(self.integers) + len(self.doubles) + self.slot(field.name) // 2
                 vectors = np.ascontiguousarray(words[first : first + size // 2 + 1].T).view(np.float32)
                 vectors = vectors[:, self.slot(field.name) % 2 :][:, :size]
                 known = ~np.isnan(vectors[:, 0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -148,8 +148,8 @@ def _slots_per_bin(slots: timeline.SlotGrid) -> int:
 def _calibrated(calibration: Calibration) -> dict[str, Any]:
     settings = calibration.settings
     return _NOT_SET | {
-        "margins": {m: _named(of.share) for m, of in settings.items() if isinstance(of, Margin)},
-        "prices": {m: _named(of.value) for m, of in settings.items() if isinstance(of, Price)},
+        "margins": {m: per_resource(of.share) for m, of in settings.items() if isinstance(of, Margin)},
+        "prices": {m: per_resource(of.value) for m, of in settings.items() if isinstance(of, Price)},
         "validation": {
             m: {
                 "violation_rate": per_resource(calibration.violation[m]),
@@ -159,10 +159,6 @@ def _calibrated(calibration: Calibration) -> dict[str, Any]:
         },
         "notes": list(calibration.notes),
     }
-
-
-def _named(values: Sequence[float]) -> dict[str, float]:
-    return dict(zip(RESOURCES, values, strict=True))
 
 
 _NOT_SET: Final[dict[str, Any]] = {"margins": {}, "prices": {}, "validation": {}, "notes": []}

@@ -55,7 +55,6 @@ class Patches:
 
     Attributes
     ----------
-    folder : Path
     workloads : int
         Objects that are patched.
     left_out : tuple of str
@@ -63,7 +62,6 @@ class Patches:
         patched, or their containers may not be in the manifest.
     """
 
-    folder: Path
     workloads: int
     left_out: tuple[str, ...]
 
@@ -146,7 +144,7 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
             content = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "patches": patches}
             (fresh / space / KUSTOMIZATION).write_text(f"{MADE_BY}\n{_text(content)}", encoding="utf-8")
         (fresh / "README").write_text(f"{MADE_BY}\n", encoding="utf-8")
-    return Patches(folder, sum(map(len, components.values())), left_out)
+    return Patches(sum(map(len, components.values())), left_out)
 
 
 def _folder_of(cluster: str) -> str:

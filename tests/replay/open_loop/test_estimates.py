@@ -163,7 +163,7 @@ def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) 
     opened = Dataset.open(dataset)
     source = Source(opened, FeatureSet.open(dataset), {})
     estimates = estimate_all(source, ReplayConfig(estimators=("borg", "limit")))
-    tuning = estimates.tunings["borg"]
+    tuning = {budget: tuple(of.values()) for budget, of in source.settings["borg"].items()}
     margins = {k: of for k, of in estimates.calibrations["borg"].settings.items() if isinstance(of, Margin)}
     assert tuning != {"baseline": ({}, {}), "aggressive": ({}, {})}
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
@@ -176,7 +176,7 @@ def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) 
 def test_untuned_estimators_have_the_published_settings(dataset: Path) -> None:
     source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {})
     estimates = estimate_all(source, ReplayConfig(estimators=("borg",), tune=False))
-    assert not estimates.tunings
+    assert not source.settings
     np.testing.assert_array_equal(
         widened(estimates.answers["borg"]).of["baseline"].reservation,
         widened(fold(dataset)[1]["borg"]).of["baseline"].reservation,

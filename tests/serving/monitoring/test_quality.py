@@ -447,9 +447,8 @@ def test_numbers_are_a_copy() -> None:
 
 def test_memory_is_bounded_per_task() -> None:
     live = LiveQuality((0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995), 3_600)
-    assert live.bytes_per_task == 200
     live.observe(np.array([999]), _windows((600, 0.1, 0.1)))
-    assert sum(a.nbytes for a in (live._tasks, live._held, live._quantiles)) == 1_000 * live.bytes_per_task
+    assert sum(a.nbytes for a in (live._tasks, live._held, live._quantiles)) == 1_000 * 200
 
 
 def test_the_first_answers_of_a_cell_are_spread_over_a_horizon() -> None:

@@ -87,21 +87,21 @@ def test_the_ensemble_takes_a_windows_percentiles_bucket_by_bucket(make_windows:
     windows = _without_shape(make_windows([0.9]))
     for level, usage in ((0, 0.1), (50, 0.3), (100, 0.5)):
         windows.percentiles[0, LEVELS.index(level)] = usage
-    low, high = END[GRID.bucket_of(np.array([0.2, 0.4]))]
+    low, high = END[np.digitize([0.2, 0.4], GRID.start) - 1]
     for overrun, expected in ((0.2, low), (0.3, high)):
         ml = AutopilotMlEstimator((1.0,), (0,), overrun=overrun, underrun=0.25, margin=0.0, hold=1)
         assert ml.update(_slot(windows), windows).reservation[0, 0] == pytest.approx(expected)
 
 
 GRID = Grid(0.005, 1.0, 1.1)
-END = GRID.end_of(np.arange(len(GRID.start)))
+END = GRID.end
 
 
 def test_the_ensemble_names_the_smallest_limit_that_a_steady_task_keeps_to(make_windows: MakeWindows) -> None:
     # all of the time in one bucket: any other limit costs overrun or underrun, and margins too
     windows = make_windows([0.3] * 5)
     memory = AutopilotMlEstimator(margin=0.0, hold=1).update(_slot(windows), windows).reservation[:, 1]
-    assert memory.tolist() == pytest.approx([END[GRID.bucket_of(np.array([0.3]))[0]]] * 5)
+    assert memory.tolist() == pytest.approx([END[np.digitize(0.3, GRID.start) - 1]] * 5)
 
 
 def test_one_model_weighs_overrun_against_underrun_by_hand(make_windows: MakeWindows) -> None:
@@ -109,7 +109,7 @@ def test_one_model_weighs_overrun_against_underrun_by_hand(make_windows: MakeWin
     # 0.25 at A, 0.5 at B. Cost of A: overrun 0.5 * w_o, of B: underrun 0.25 * w_u + w_dl for the change.
     # With w_o 0.5, w_u 0.25: 0.25 against 0.0625 + w_dl; the ensemble stays at A iff w_dl > 0.1875
     windows = make_windows([0.2, 0.6])
-    a, b = END[GRID.bucket_of(np.array([0.2, 0.6]))]
+    a, b = END[np.digitize([0.2, 0.6], GRID.start) - 1]
     for change, expected in ((0.18, b), (0.195, a)):
         ml = AutopilotMlEstimator((0.5,), (0,), limit_change=change, margin=0.0, hold=1)
         assert ml.update(_slot(windows), windows).reservation[:, 1].tolist() == pytest.approx([a, expected])
@@ -137,7 +137,7 @@ def test_the_ensemble_agrees_with_its_formulas_written_out(
     cost = np.zeros((len(decays), len(margins)))
     last: tuple[tuple[int, int], int] | None = None
     for i, value in enumerate(usage):
-        bucket = int(GRID.bucket_of(np.array([value]))[0])
+        bucket = int(np.digitize(value, GRID.start)) - 1
         limits, total = {}, {}
         for m, d in enumerate(decays):
             over[m] = (1 - d) * over[m] + d * (bucket > np.arange(n))

@@ -37,8 +37,10 @@ def test_the_grids_have_as_many_buckets_as_the_originals() -> None:
 
 def test_a_bucket_holds_its_beginning_and_not_its_end_and_the_last_one_is_open() -> None:
     grid = Grid(0.25, 1.0, 1.0)
-    assert grid.bucket_of(np.array([0.0, 0.24, 0.25, 0.99, 1.0, 7.0])).tolist() == [0, 0, 1, 3, 4, 4]
-    assert grid.end_of(np.array([0, 3, 4])).tolist() == [0.25, 1.0, 1.0]
+    assert grid.end.tolist() == [0.25, 0.5, 0.75, 1.0, 1.0]
+    whole, at_us = DecayingHistograms("h", grid, 3_600.0, 1.0), np.array([300_000_000])
+    ends = [_fold(whole, at_us, np.array([value]))[0][0, 0] for value in (0.0, 0.24, 0.25, 0.99, 1.0, 7.0)]
+    assert ends == [0.25, 0.25, 0.5, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("bad", [{"first": 0.0}, {"first": 2.0}, {"ratio": 0.9}])
@@ -73,12 +75,12 @@ def test_percentiles_agree_with_a_plain_histogram(
     end_us = 300_000_000 * np.cumsum([gap**3 for gap, _ in steps])  # a minute's half-life is re-based many times
     values = np.array([value for _, value in steps])
     out, _ = _fold(DecayingHistograms("h", grid, half_life_s, level, by_value=by_value), end_us, values)
-    ends = grid.end_of(np.arange(len(grid.start)))
+    ends = grid.end
     for i in range(len(steps)):
         weights = [0.0] * len(grid.start)
         for t, v in zip(end_us[: i + 1], values[: i + 1], strict=True):
             if not np.isnan(v):
-                bucket = int(grid.bucket_of(np.array([v]))[0])
+                bucket = int(np.digitize(v, grid.start)) - 1
                 weight = 0.5 ** ((end_us[i] - t) / (half_life_s * 1e6))
                 weights[bucket] += weight * (ends[bucket] if by_value else 1.0)
         if sum(weights) < 1e-25:  # nothing, or nothing that a float32 still holds
@@ -116,8 +118,8 @@ def test_vpa_reserves_the_end_of_the_percentiles_bucket_plus_its_margin(make_win
     windows = make_windows([0.00001] * 9 + [0.0001] * 2, [1e6] * 11, limit=(1.0, 1e9))
     cpu, memory = thousandth.update(_slot(windows), windows).reservation.T
     grid_cpu, grid_memory = Grid(0.01, 1_000.0), Grid(1e7, 1e12)
-    assert cpu[10] == pytest.approx(grid_cpu.end_of(grid_cpu.bucket_of(np.array([0.1])))[0] * 1.15 / 1_000)
-    assert memory[10] == pytest.approx(grid_memory.end_of(grid_memory.bucket_of(np.array([1e9])))[0] * 1.15 / 1_000)
+    assert cpu[10] == pytest.approx(grid_cpu.end[np.digitize(0.1, grid_cpu.start) - 1] * 1.15 / 1_000)
+    assert memory[10] == pytest.approx(grid_memory.end[np.digitize(1e9, grid_memory.start) - 1] * 1.15 / 1_000)
 
 
 def test_vpa_without_a_unit_goes_by_the_limit(make_windows: MakeWindows) -> None:
@@ -133,7 +135,7 @@ def test_vpa_takes_one_memory_peak_a_day_of_the_last_eight(make_windows: MakeWin
     windows = make_windows([0.1] * 10, [0.5] + [0.2] * 9)
     windows.end_us[:] = windows.end_us[0] + DAY_US * np.arange(10)
     grid = RELATIVE
-    half, fifth = grid.end_of(grid.bucket_of(np.array([0.5, 0.2])))
+    half, fifth = grid.end[np.digitize([0.5, 0.2], grid.start) - 1]
     upper = VpaEstimator("upper", margin=0.0, half_life_s=1e12, samples_per_day=1e-9)
     memory = upper.update(_slot(windows), windows).reservation[:, 1]
     days = np.arange(10.0)
@@ -150,7 +152,7 @@ def test_vpa_is_no_more_confident_than_its_samples_allow(make_windows: MakeWindo
     windows = make_windows([0.1, 0.1])
     windows.end_us[1] = windows.end_us[0] + 4 * DAY_US  # four days, but two samples of 288: 1 + 288 / 2
     cpu = VpaEstimator("upper", margin=0.0).update(_slot(windows), windows).reservation[1, 0]
-    assert cpu == pytest.approx(RELATIVE.end_of(RELATIVE.bucket_of(np.array([0.1])))[0] * 145)
+    assert cpu == pytest.approx(RELATIVE.end[np.digitize(0.1, RELATIVE.start) - 1] * 145)
 
 
 def test_vpa_bumps_memory_after_a_kill_and_not_after_any_new_run(make_windows: MakeWindows) -> None:
@@ -159,7 +161,7 @@ def test_vpa_bumps_memory_after_a_kill_and_not_after_any_new_run(make_windows: M
         windows = make_windows([0.1] * 4, [0.5, last, 0.3, 0.3], scheduled_us=1)
         windows.scheduled_us[2:] = windows.start_us[2]
         memory = VpaEstimator(margin=0.0).update(_slot(windows), windows).reservation[:, 1]
-        expected = RELATIVE.end_of(RELATIVE.bucket_of(np.array([last, peak, peak])))
+        expected = RELATIVE.end[np.digitize([last, peak, peak], RELATIVE.start) - 1]
         assert memory[1:].tolist() == pytest.approx(expected.tolist())
 
 
@@ -169,7 +171,7 @@ def test_vpa_bumps_by_100_mib_at_least_where_bytes_are_known(make_windows: MakeW
     windows.scheduled_us[2:] = windows.start_us[2]
     memory = VpaEstimator(margin=0.0, unit=(1.0, 1.0)).update(_slot(windows), windows).reservation[2, 1]
     grid = Grid(1e7, 1e12)  # 0.3 GiB is 307.2 MiB: a fifth of it is less than 100 MiB
-    assert memory == pytest.approx(grid.end_of(grid.bucket_of(np.array([407.2 * 2**20])))[0])
+    assert memory == pytest.approx(grid.end[np.digitize(407.2 * 2**20, grid.start) - 1])
 
 
 def test_koordinator_keeps_the_limit_for_a_day_and_then_adds_a_tenth(make_windows: MakeWindows) -> None:
@@ -180,14 +182,14 @@ def test_koordinator_keeps_the_limit_for_a_day_and_then_adds_a_tenth(make_window
     windows.end_us[-1] += 1
     warm = KoordinatorEstimator().update(_slot(windows), windows).reservation[-1]
     # half-lives of 12 h: 22.5 h on, the last of CPU outweighs a sample of before by 3.6, and is 16 % of all: above p95
-    assert warm.tolist() == pytest.approx((RELATIVE.end_of(RELATIVE.bucket_of(np.array([0.4, 0.3]))) * 1.1).tolist())
+    assert warm.tolist() == pytest.approx((RELATIVE.end[np.digitize([0.4, 0.3], RELATIVE.start) - 1] * 1.1).tolist())
 
 
 def test_koordinator_takes_a_new_run_for_a_new_pod(make_windows: MakeWindows) -> None:
     windows = make_windows([0.9, 0.9, 0.2, 0.2], scheduled_us=600_000_000)
     windows.scheduled_us[2:] = windows.start_us[2]
     cpu = KoordinatorEstimator(margin=0.0, cold_s=1.0).update(_slot(windows), windows).reservation[:, 0]
-    high, low = RELATIVE.end_of(RELATIVE.bucket_of(np.array([0.9, 0.2])))
+    high, low = RELATIVE.end[np.digitize([0.9, 0.2], RELATIVE.start) - 1]
     assert cpu.tolist() == [high, high, low, low]
 
 
@@ -204,7 +206,7 @@ def test_krr_takes_p95_of_cpu_and_the_largest_memory_plus_15_percent(make_window
     # 19 of 20 windows at 0.1: exactly 95 %; of 21 with two at 0.5, p95 is among those
     windows = make_windows([0.1] * 19 + [0.5] * 2, [0.2] * 20 + [0.4])
     grid = Grid(0.001, 1.0)
-    low, high = grid.end_of(grid.bucket_of(np.array([0.1, 0.5])))
+    low, high = grid.end[np.digitize([0.1, 0.5], grid.start) - 1]
     reservation = KrrEstimator(min_samples=20).update(_slot(windows), windows).reservation
     assert np.isnan(reservation[:19]).all()
     assert reservation[19:, 0].tolist() == [low, high]
@@ -216,7 +218,7 @@ def test_krr_forgets_after_two_weeks(make_windows: MakeWindows) -> None:
     windows.end_us[:] = windows.end_us[0] + DAY_US * np.arange(45)
     cpu, memory = KrrEstimator(level=100.0, min_samples=1).update(_slot(windows), windows).reservation.T
     grid = Grid(0.001, 1.0)
-    low, high = grid.end_of(grid.bucket_of(np.array([0.1, 0.9])))
+    low, high = grid.end[np.digitize([0.1, 0.9], grid.start) - 1]
     assert cpu.tolist() == [high] * 14 + [low] * 31
     assert memory.tolist() == pytest.approx([0.8 * 1.15] * 14 + [0.1 * 1.15] * 31)
 
@@ -230,7 +232,7 @@ def test_krr_forgets_windows_of_a_second_as_others(length_s: int, make_windows: 
     windows.end_us[day:] += 14 * DAY_US
     cpu, memory = KrrEstimator(min_samples=100).update(_slot(windows), windows).reservation.T
     grid = Grid(0.001, 1.0)
-    low, high = grid.end_of(grid.bucket_of(np.array([0.1, 0.9])))
+    low, high = grid.end[np.digitize([0.1, 0.9], grid.start) - 1]
     # two weeks later nothing is known until there are enough
     assert cpu[[day - 1, -2, -1]].tolist() == pytest.approx([high, np.nan, low], nan_ok=True)
     assert memory[[day - 1, -2, -1]].tolist() == pytest.approx([0.8 * 1.15, np.nan, 0.1 * 1.15], nan_ok=True)
@@ -322,6 +324,6 @@ def test_memory_of_the_last_days_is_that_of_a_plain_look_at_all_windows(
         up_to = np.cumsum([weight[peak] for peak in rising])
         if len(rising) and up_to[-1] > 0:
             peak = rising[np.argmax(up_to >= 0.9 * up_to[-1] * (1 - 1e-9))]
-            assert vpa[i] == pytest.approx(RELATIVE.end_of(RELATIVE.bucket_of(np.array([peak])))[0])
+            assert vpa[i] == pytest.approx(RELATIVE.end[np.digitize(peak, RELATIVE.start) - 1])
         else:
             assert np.isnan(vpa[i])

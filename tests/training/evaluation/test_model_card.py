@@ -30,9 +30,7 @@ def report(**changed: Any) -> dict[str, Any]:
 def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
     calibration = ProbabilityCalibration((0.5, 1.0, 2.0), (0.1, 0.0, -0.25)).to_dict()
     test_scores = {"cpu": {"3600s": {"rows": 77.0, "pinball_over_usage": 0.0555}}}
-    card = model_card(
-        report(), settings=TrainConfig().settings(), n_features=100, test_scores=test_scores, probability=calibration
-    )
+    card = model_card(report(), settings=TrainConfig().settings(), test_scores=test_scores, probability=calibration)
     for text in (
         "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1,000 | 100 |",
         "| medium | cpu | 31.2 | 1.00 % | 75.00 % |",
@@ -54,7 +52,7 @@ def test_each_period_horizon_and_margin_has_a_line_of_its_own_numbers() -> None:
     }
     test = {"cpu": {"3600s": {"rows": 77.0}}, "oom": {"300s": {"positives": 2.0, "average_precision": 0.125}}}
     shares = {m: {"cpu": k / 100, "memory": k / 10} for k, m in enumerate(("baseline", "medium", "aggressive"), 1)}
-    card = model_card(report(scores=valid, violation=shares), settings={}, n_features=100, test_scores=test)
+    card = model_card(report(scores=valid, violation=shares), settings={}, test_scores=test)
     lines = [line for line in card.splitlines() if line.startswith("| ")]
     assert [line for line in lines if line.startswith("| cpu")] == [
         "| cpu | 3600 s | validation | 3,600 | - | - | - | - |", "| cpu | 3600 s | test | 77 | - | - | - | - |",
@@ -70,7 +68,7 @@ def test_each_period_horizon_and_margin_has_a_line_of_its_own_numbers() -> None:
 
 
 def test_without_test_scores_calibration_and_version_it_says_so() -> None:
-    card = model_card(report(version="", scores={}), settings={}, n_features=100)
+    card = model_card(report(version="", scores={}), settings={})
     assert "| test" not in card
     assert "as the model says it" in card
     assert "reclaim serve --model reclaim@champion" in card
@@ -78,7 +76,7 @@ def test_without_test_scores_calibration_and_version_it_says_so() -> None:
 
 
 def test_a_second_fit_that_is_served_is_told_of() -> None:
-    once, twice = (model_card(report(), settings={}, n_features=100, refitted=refitted) for refitted in (False, True))
+    once, twice = (model_card(report(), settings={}, refitted=refitted) for refitted in (False, True))
     assert "Fitted on the training period" in once
     assert "once more" not in once
     assert "fitted once more, to both: the second fit is served" in twice
@@ -86,16 +84,14 @@ def test_a_second_fit_that_is_served_is_told_of() -> None:
 
 
 def test_many_settings_are_cut_before_anything_else_and_many_datasets_still_fit() -> None:
-    card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)}, n_features=100)
+    card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)})
     assert len(card) == LONGEST  # as many of them as there is room for
     assert f" name_0={'x' * 50}, name_1=" in card
     assert "all of them are the run's parameters" in card
     assert "memory: no row has a limit" in card
     many = [report()["datasets"][0] | {"name": f"cell_{k}"} for k in range(200)]
-    assert len(model_card(report(datasets=many), settings={}, n_features=100)) <= LONGEST
+    assert len(model_card(report(datasets=many), settings={})) <= LONGEST
 
 
 def test_the_same_facts_give_the_same_card() -> None:
-    assert model_card(report(), settings={"a": 1}, n_features=100) == model_card(
-        report(), settings={"a": 1}, n_features=100
-    )
+    assert model_card(report(), settings={"a": 1}) == model_card(report(), settings={"a": 1})

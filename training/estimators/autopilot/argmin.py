@@ -100,9 +100,8 @@ class AutopilotMlEstimator(AutopilotEstimator):
         spike = np.zeros((blocks, 2 * buckets - 1, _LANES), np.float32)  # a window in one bucket, wherever that is
         spike[:, buckets - 1] = decay
         weights = np.array((overrun, underrun, limit_change, model_change, rate), np.float32)
-        end = _GRID.end_of(np.arange(buckets))
         self._constants = (
-            _GRID.start, end, decay, keep, spike.reshape(blocks, -1), np.array(margins, np.int64), weights
+            _GRID.start, _GRID.end, decay, keep, spike.reshape(blocks, -1), np.array(margins, np.int64), weights
         )  # fmt: skip
         models = (len(decays), len(margins))
         self._memory = {
