@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import unquote
 
 from reclaim.data.core.files import locked_folder, partial_of, replaced_file
 from reclaim.data.errors import ModelAbsentError, ModelError
@@ -31,7 +32,7 @@ _FIRST: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TI
 
 def default_tracking_uri() -> str:
     """Return ``MLFLOW_TRACKING_URI`` where set, else ``mlruns/mlflow.db`` under the working folder, as SQLite."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path('mlruns/mlflow.db').absolute()}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(Path("mlruns/mlflow.db"))
 
 
 def store_reader(wanted: str) -> MlflowClient:
@@ -175,9 +176,14 @@ _PATIENCE_S: Final = 60.0
 """Time to wait, in seconds, for another process that is writing into the store."""
 
 
+def sqlite_uri(file: Path) -> str:
+    """Return the URI of a SQLite file, in which SQLAlchemy takes ``%`` for a quoted character and ``?`` for the end."""
+    return SQLITE + str(file.absolute()).replace("%", "%25").replace("?", "%3F")
+
+
 def sqlite_file(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for a store of another kind."""
-    return Path(uri.removeprefix(SQLITE).partition("?")[0]).absolute() if uri.startswith(SQLITE) else None
+    """Return the file of a SQLite store, as SQLAlchemy reads its URI; None for a store of another kind."""
+    return Path(unquote(uri.removeprefix(SQLITE).partition("?")[0])).absolute() if uri.startswith(SQLITE) else None
 
 
 def artifact_folder(uri: str) -> str | None:
@@ -224,4 +230,4 @@ def _make(file: Path) -> None:
         for left in file.parent.glob(f"{partial_of(file).name}*"):  # files of a killed process, a journal among them
             left.unlink()
         with replaced_file(file) as partial:
-            make(f"{SQLITE}{partial}")  # with a connection of its own, which MLflow does not keep
+            make(sqlite_uri(partial))  # with a connection of its own, which MLflow does not keep

@@ -15,6 +15,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from matplotlib.figure import Figure
+from sqlalchemy.engine import make_url
 
 from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
@@ -23,7 +24,7 @@ from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, store_client
+from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, sqlite_file, store_client
 from reclaim.training.tracking.runs import ModelVersion
 
 
@@ -229,7 +230,25 @@ def test_reading_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["my runs", "my%20runs", "100% sure?", "a#b"])
+def test_a_store_lies_where_sqlalchemy_looks_for_it(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    uri = default_tracking_uri()
+    assert make_url(uri).database == str(sqlite_file(uri)) == str(tmp_path / folder / "mlruns" / "mlflow.db")
+
+
+def test_a_blank_of_a_store_may_be_quoted_in_its_uri(tmp_path: Path) -> None:
+    (tmp_path / "my runs.db").touch()
+    assert not missing(f"sqlite:///{tmp_path}/my%20runs.db?timeout=9")
+    assert missing(f"sqlite:///{tmp_path}/my%2520runs.db")
+
+
 def test_a_store_that_was_not_made_to_the_end_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path /= "in%20here"
+    tmp_path.mkdir()
     monkeypatch.chdir(tmp_path)
 
     def stopped(_: object) -> None:
