@@ -26,6 +26,7 @@ from contextlib import closing
 _RETRIES: Final = "2"
 """Further attempts at a tracking server: MLflow's own seven keep the user waiting for minutes."""
 _NO_ADDRESS: Final = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
+_RUN: Final = "MLFLOW_RUN_ID"
 _FIRST: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 """Settings of MLflow for the first request, 5 seconds among them: a missing server is an error soon."""
 
@@ -68,8 +69,9 @@ def store_client() -> MlflowClient:
 def default_store(uri: str) -> Iterator[None]:
     """Let MLflow's functions that take no client use a store; the caller's own store is restored afterwards.
 
-    So is the experiment that the caller has set, with which MLflow refuses to continue a run of another one. MLflow
-    keeps the store in variables of the environment, too. It prints no address of a run on a server: the output of a
+    So is the experiment that the caller has set, with which MLflow refuses to continue a run of another one, and the
+    run that the environment names, in whose place MLflow would start none. MLflow keeps the store in variables of the
+    environment, too. It prints no address of a run on a server: the output of a
     command may be JSON.
     """
     import mlflow
@@ -77,7 +79,9 @@ def default_store(uri: str) -> Iterator[None]:
 
     experiment = fluent._active_experiment_id  # there is no public way to unset it
     fluent._active_experiment_id = None
-    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", _NO_ADDRESS)}
+    kept = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", _NO_ADDRESS, _RUN)
+    before = {name: os.environ.get(name) for name in kept}
+    os.environ.pop(_RUN, None)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     os.environ.setdefault(_NO_ADDRESS, "true")

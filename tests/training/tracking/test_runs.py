@@ -97,10 +97,16 @@ def test_a_run_and_a_store_of_the_caller_stay_what_they_were(
             patch.setenv("MLFLOW_TRACKING_URI", own)
             with tracking.start_run("within", "network") as child:
                 pass
+            with tracking.start_run("within", "network", tags={tracking.PARENT: child.run_id}) as grandchild:
+                pass
+        with tracking.start_run("within", "network", tags={tracking.PARENT: run.run_id}) as other:
+            pass
     client = mlflow.MlflowClient(own)
     assert client.get_run(mine.info.run_id).data.metrics == {"loss": 0.5}
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == mine.info.run_id
+    assert client.get_run(grandchild.run_id).data.tags["mlflow.parentRunId"] == child.run_id
     assert "mlflow.parentRunId" not in store_client().get_run(run.run_id).data.tags
+    assert store_client().get_run(other.run_id).data.tags["mlflow.parentRunId"] == run.run_id
 
 
 def test_mlflow_prints_no_address_of_a_run_into_the_output_of_a_command() -> None:
@@ -138,6 +144,16 @@ def test_a_run_is_continued_where_the_caller_has_set_an_experiment_and_that_stay
     assert again.run_id == run.run_id
     with mlflow.start_run() as active:
         assert active.info.experiment_id == mine
+
+
+def test_a_run_that_the_environment_names_is_not_recorded_into_and_stays_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tracking.start_run("theirs", "network") as theirs:
+        pass
+    monkeypatch.setenv("MLFLOW_RUN_ID", theirs.run_id)  # as `mlflow run` does
+    with tracking.start_run("ours", "network") as run:
+        pass
+    assert [found.run_id for found in tracking.find_runs("ours")] == [run.run_id]
+    assert os.environ["MLFLOW_RUN_ID"] == theirs.run_id
 
 
 def test_an_experiment_that_was_deleted_is_recorded_into_again_and_its_newest_run_comes_first() -> None:
@@ -188,6 +204,13 @@ def test_a_champion_that_is_missing_is_an_error_that_names_the_latest_model(bund
     assert "reclaim train" not in str(found.value)
     with pytest.raises(ModelAbsentError, match="train one with `reclaim train`"):
         tracking.resolve_model("waiting/7")
+
+
+def test_a_version_that_was_registered_without_a_run_has_an_empty_one() -> None:
+    client = store_client()
+    client.create_registered_model("copied")
+    client.create_model_version("copied", source="models:/cell/1")
+    assert tracking.resolve_model("copied/1") == ModelVersion("copied", "1", "")
 
 
 def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle, tmp_path: Path) -> None:
@@ -326,6 +349,7 @@ def test_a_store_that_fails_in_the_middle_is_an_error_of_one_line() -> None:
     ("asked", "call"),
     [
         ("search_runs", lambda: tracking.find_runs("failing")),
+        ("get_run", lambda: tracking.find_run("0000")),
         ("get_model_version", lambda: tracking.find_version("failing/1")),
         ("get_model_version", lambda: tracking.resolve_model("failing/1")),
         ("set_registered_model_alias", lambda: tracking.move_alias(ModelVersion("failing", "1", "run"), "champion")),
