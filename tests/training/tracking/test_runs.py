@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -168,6 +169,19 @@ def test_an_experiment_that_was_deleted_is_recorded_into_again_and_its_newest_ru
     assert [run.name for run in tracking.find_runs("thrown away")] == ["other", "one"]  # restored with the experiment
 
 
+def test_runs_of_several_pages_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        with tracking.start_run("pages", name):
+            pass
+    search = mlflow.MlflowClient.search_runs
+
+    def two_at_once(*of: Any, **how: Any) -> object:
+        return search(*of, **how | {"max_results": 2})
+
+    monkeypatch.setattr(mlflow.MlflowClient, "search_runs", two_at_once)
+    assert sorted(run.name for run in tracking.find_runs("pages")) == ["a", "b", "c"]
+
+
 def test_a_registered_bundle_is_fetched_by_alias_and_by_version(bundle: Bundle, tmp_path: Path) -> None:
     with tracking.start_run("models", "network") as run:
         first = _register(run, bundle, tmp_path, "cell", tracking.CHAMPION)
@@ -193,6 +207,27 @@ def test_registering_again_after_being_killed_before_the_alias_makes_no_other_ve
     with tracking.start_run("models", "network", run_id=run.run_id) as again:
         assert _register(again, bundle, tmp_path, "killed", tracking.CHAMPION) == version
     assert tracking.fetch_bundle("killed@champion")[1] == version.version
+
+
+def test_a_model_that_was_not_logged_to_the_end_is_logged_again(bundle: Bundle, tmp_path: Path) -> None:
+    client = store_client()
+    with tracking.start_run("models", "network") as run:
+        experiment = client.get_run(run.run_id).info.experiment_id
+        half = client.create_logged_model(experiment, name="model", source_run_id=run.run_id)
+        _register(run, bundle, tmp_path, "half", None)
+    (whole,) = client.search_logged_models([experiment], f"source_run_id='{run.run_id}'")
+    assert whole.model_id != half.model_id
+    assert load_bundle(tracking.fetch_bundle("half/1")[0]).dataset_fingerprint == "abc"
+
+
+def test_a_version_whose_files_are_gone_is_an_error_with_the_remedy(bundle: Bundle, tmp_path: Path) -> None:
+    with tracking.start_run("models", "network") as run:
+        _register(run, bundle, tmp_path, "gone", None)
+    shutil.rmtree(tracking.fetch_bundle("gone/1")[0].parents[1])
+    (tmp_path / "copy").mkdir()
+    for into in (tmp_path / "copy", None):
+        with pytest.raises(ModelError, match=r"gone/1 is version 1, whose files cannot be read \(.*\); train again"):
+            tracking.fetch_bundle("gone/1", into)
 
 
 def test_a_champion_that_is_missing_is_an_error_that_names_the_latest_model(bundle: Bundle, tmp_path: Path) -> None:
