@@ -36,6 +36,7 @@ from reclaim.training.fitting.tune_space import (
 from reclaim.training.margins.calibrate import Calibration
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.client import sqlite_uri
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ def tune(
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     busy = ConfigError(f"{file}: another process is running this search; wait for it")
     with locked(file.with_suffix(".lock"), busy), _quiet():
-        study = optuna.create_study(storage=f"sqlite:///{file.absolute()}", study_name=key, load_if_exists=True)
+        study = optuna.create_study(storage=sqlite_uri(file), study_name=key, load_if_exists=True)
         run_id = _parent(key, config, ranges, sources)
         done = _count(study)
         say(f"{done} of {trials} trials are there; {file} holds them")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import unquote
 
 from reclaim.data.core.files import locked_folder, partial_of, replaced_file
 from reclaim.data.errors import ModelAbsentError, ModelError
@@ -25,13 +26,14 @@ from contextlib import closing
 _RETRIES: Final = "2"
 """Further attempts at a tracking server: MLflow's own seven keep the user waiting for minutes."""
 _NO_ADDRESS: Final = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
+_RUN: Final = "MLFLOW_RUN_ID"
 _FIRST: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 """Settings of MLflow for the first request, 5 seconds among them: a missing server is an error soon."""
 
 
 def default_tracking_uri() -> str:
     """Return ``MLFLOW_TRACKING_URI`` where set, else ``mlruns/mlflow.db`` under the working folder, as SQLite."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path('mlruns/mlflow.db').absolute()}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(Path("mlruns/mlflow.db"))
 
 
 def store_reader(wanted: str) -> MlflowClient:
@@ -67,8 +69,9 @@ def store_client() -> MlflowClient:
 def default_store(uri: str) -> Iterator[None]:
     """Let MLflow's functions that take no client use a store; the caller's own store is restored afterwards.
 
-    So is the experiment that the caller has set, with which MLflow refuses to continue a run of another one. MLflow
-    keeps the store in variables of the environment, too. It prints no address of a run on a server: the output of a
+    So is the experiment that the caller has set, with which MLflow refuses to continue a run of another one, and the
+    run that the environment names, in whose place MLflow would start none. MLflow keeps the store in variables of the
+    environment, too. It prints no address of a run on a server: the output of a
     command may be JSON.
     """
     import mlflow
@@ -76,7 +79,9 @@ def default_store(uri: str) -> Iterator[None]:
 
     experiment = fluent._active_experiment_id  # there is no public way to unset it
     fluent._active_experiment_id = None
-    before = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", _NO_ADDRESS)}
+    kept = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", _NO_ADDRESS, _RUN)
+    before = {name: os.environ.get(name) for name in kept}
+    os.environ.pop(_RUN, None)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     os.environ.setdefault(_NO_ADDRESS, "true")
@@ -175,9 +180,14 @@ _PATIENCE_S: Final = 60.0
 """Time to wait, in seconds, for another process that is writing into the store."""
 
 
+def sqlite_uri(file: Path) -> str:
+    """Return the URI of a SQLite file, in which SQLAlchemy takes ``%`` for a quoted character and ``?`` for the end."""
+    return SQLITE + str(file.absolute()).replace("%", "%25").replace("?", "%3F")
+
+
 def sqlite_file(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for a store of another kind."""
-    return Path(uri.removeprefix(SQLITE).partition("?")[0]).absolute() if uri.startswith(SQLITE) else None
+    """Return the file of a SQLite store, as SQLAlchemy reads its URI; None for a store of another kind."""
+    return Path(unquote(uri.removeprefix(SQLITE).partition("?")[0])).absolute() if uri.startswith(SQLITE) else None
 
 
 def artifact_folder(uri: str) -> str | None:
@@ -224,4 +234,4 @@ def _make(file: Path) -> None:
         for left in file.parent.glob(f"{partial_of(file).name}*"):  # files of a killed process, a journal among them
             left.unlink()
         with replaced_file(file) as partial:
-            make(f"{SQLITE}{partial}")  # with a connection of its own, which MLflow does not keep
+            make(sqlite_uri(partial))  # with a connection of its own, which MLflow does not keep

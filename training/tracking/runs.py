@@ -38,7 +38,7 @@ CANDIDATE: Final = "candidate"
 """Alias of the newest version, which is served once it is promoted."""
 
 ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""MLflow's codes for an unknown model, version and alias."""
+"""MLflow's codes for an unknown model, version, alias and run."""
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
@@ -53,7 +53,7 @@ _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops"
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """One registered version of a model."""
+    """One registered version of a model, and the run that trained it; empty where the registry names none."""
 
     name: str
     version: str
@@ -188,7 +188,8 @@ def start_run(
 ) -> Iterator[Run]:
     """Open a run; it ends FINISHED, or FAILED when an exception passes.
 
-    A run of the caller's own stays active: this one is nested in it, where both are in one store.
+    A run of the caller's own stays active: this one is nested in it, where both are in one store and ``tags`` name no
+    other run.
 
     Parameters
     ----------
@@ -219,8 +220,11 @@ def start_run(
                 nested=outer is not None,
             ) as active,
         ):  # fmt: skip
-            if elsewhere and not run_id:
-                client.delete_tag(active.info.run_id, PARENT)
+            if outer is not None and not run_id:
+                if tags is not None and PARENT in tags:  # MLflow has put the active run in its place
+                    client.set_tag(active.info.run_id, PARENT, tags[PARENT])
+                elif elsewhere:
+                    client.delete_tag(active.info.run_id, PARENT)
             yield Run(client, active.info.run_id, active.info.start_time)
 
 
@@ -376,7 +380,7 @@ def version_of(client: MlflowClient, reference: str) -> ModelVersion:
         if not slash:
             raise ModelError(f"expected a model as NAME@ALIAS or NAME/VERSION, got {reference!r}")
         found = client.get_model_version(name, number)
-    return ModelVersion(found.name, str(found.version), str(found.run_id))
+    return ModelVersion(found.name, str(found.version), found.run_id or "")
 
 
 def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
@@ -441,13 +445,16 @@ def find_run(run_id: str) -> RunRecord:
     from mlflow.exceptions import MlflowException
 
     client = store_reader(f"run {run_id}")
-    try:
-        run = client.get_run(run_id)
-        experiment = client.get_experiment(run.info.experiment_id).name
-    except MlflowException as error:
-        raise ModelError(
-            f"no run {run_id} in {default_tracking_uri()}; `reclaim mlflow` shows those there are, with their ids"
-        ) from error
+    with _store_named(f"does not find run {run_id}"):
+        try:
+            run = client.get_run(run_id)
+            experiment = client.get_experiment(run.info.experiment_id).name
+        except MlflowException as error:
+            if error.error_code not in ABSENT:
+                raise
+            raise ModelError(
+                f"no run {run_id} in {default_tracking_uri()}; `reclaim mlflow` shows those there are, with their ids"
+            ) from error
     return _record(run, experiment)
 
 

@@ -315,6 +315,39 @@ def test_the_order_of_contenders_is_that_of_their_own_experiment(monkeypatch: py
     assert [r.run_id for r in choose().runs] == ["0", "1", "3"]
 
 
+def ratios(run_id: str, started_ms: int, *, whole: str = "", place: int = 0, **tags: str) -> RunRecord:
+    """Return a run on record of the ratios, of the contender ``e`` and an hour unless given."""
+    one, horizon_s = single("ratios", run_id, {}, estimator=tags.pop("estimator", "e")), tags.pop("horizon_s", "3600")
+    tags = {**one.tags, TAG_PARENT: whole or run_id * 2, TAG_PLACE: str(place), **tags}
+    return replace(one, started_ms=started_ms, params={"horizon_s": horizon_s}, tags=tags)
+
+
+def test_rows_are_in_the_order_of_dataset_horizon_the_newest_replays_contenders_and_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newest_first = [
+        ratios("1", 9, dataset="z"),
+        ratios("2", 8, dataset="a", horizon_s="86400"),
+        ratios("3", 7, dataset="a", whole="new", place=10, estimator="later"),
+        ratios("4", 7, dataset="a", whole="new", place=2, estimator="first"),
+        ratios("5", 6, dataset="a", whole="old", place=0, estimator="later"),
+        ratios("6", 6, dataset="a", whole="old", place=1, estimator="first"),
+    ]
+    on_record(monkeypatch, ratios=newest_first)
+    assert "".join(run.run_id for run in choose(["1", "2", "old", "new"]).runs) == "463521"
+
+
+def test_a_dataset_is_known_by_its_fingerprint_under_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest_first = [
+        ratios("1", 9, dataset="moved", dataset_fingerprint="x"),
+        ratios("2", 8, dataset="cell", dataset_fingerprint="y"),
+        ratios("3", 7, dataset="cell", dataset_fingerprint="z"),
+        ratios("4", 6, dataset="before", dataset_fingerprint="x"),  # of no other dataset than the newer 1
+    ]
+    on_record(monkeypatch, ratios=newest_first)
+    assert {run.run_id for run in choose().runs} == {"1", "2", "3"}
+
+
 def what_if(
     run_id: str, started_ms: int, name: str = "borg", margin: str = "medium", asked: str = "medium", **settings: object
 ) -> RunRecord:
@@ -332,11 +365,12 @@ def test_answers_to_different_questions_have_rows_and_columns_that_separate_them
         what_if("6", 9, growth=1.2, draws=50, estimators="['borg', 'vpa']"),
         what_if("5", 8, machines="[30, 40]"),
         what_if("4", 7),
-        what_if("3", 6, draws=7, seed=2),  # no other question than the newer 4
+        what_if("3", 6, draws=7, seed=2, confidence=0.9),  # no other question than the newer 4
         what_if("2", 5, growth=1.2),
         what_if("1", 4, name="vpa"),
     ]
     on_record(monkeypatch, what_if=newest_first)
+    assert [run.run_id for run in choose().recorded] == list("654321")
     table = module.compare(choose())["what-if"]
     rows = {row["run"]: (row["estimator"], row["growth"], row["machines"]) for row in table.as_records()}
     assert rows == {

@@ -17,6 +17,7 @@ from reclaim.features.seen import SEEN, sample_windows
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.metrics import Scored, sums
+from reclaim.replay.open_loop.paired import UNKNOWN, WORSE, Comparison, Paired
 from reclaim.replay.runs import promote as module
 from reclaim.replay.runs.promote import promote
 from reclaim.replay.settings import ReplayConfig
@@ -60,6 +61,14 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setattr(tracking, "move_alias", lambda to, _: setattr(registry, "champion", to.version))
     monkeypatch.setattr(module, "load_model", lambda name: registry.models[name.partition("/")[2]])
     return registry
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return another dataset, whose collections have the ids of the first one's."""
+    folder = tmp_path_factory.mktemp("other")
+    write_series(folder / "raw", tasks=12, windows=576, seed=4)
+    return dataset_of(folder / "raw", folder / "other").path
 
 
 def test_a_better_candidate_is_promoted_with_the_numbers_of_both(dataset: Path, registry: Registry) -> None:
@@ -205,6 +214,27 @@ def test_the_held_out_forecaster_of_a_model_answers_for_the_rows_that_it_learned
     assert promote([dataset], "reclaim/3").moved
 
 
+def test_of_several_datasets_it_answers_for_that_one_alone_that_the_model_learned_from(
+    dataset: Path, other: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = FeatureSet.open(dataset)
+    trained, tuned = features.cuts_us
+    facts = {
+        "fingerprint": features.manifest["dataset"], "trained_until_us": trained, "tuned_until_us": tuned,
+    }  # fmt: skip
+    registry.models["2"] = replace(registry.models["2"], trained={"datasets": [facts]})
+    learned_until_us: list[int | None] = []
+
+    def answered(config: ReplayConfig, model: dict[str, Bundle], *of: Any) -> Any:
+        learned_until_us.extend(bundle.learned_until_us for name, bundle in model.items() if name == "candidate")
+        return answer(config, model, *of)
+
+    answer = module._answered
+    monkeypatch.setattr(module, "_answered", answered)
+    promote([other, dataset], "reclaim/2")
+    assert set(learned_until_us) == {None, tuned}
+
+
 def test_both_are_judged_by_the_horizon_the_budgets_and_the_tiers_of_the_candidate(
     dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +248,14 @@ def test_both_are_judged_by_the_horizon_the_budgets_and_the_tiers_of_the_candida
         asked_of.append(config.horizon_s)
         return estimator_makers(config, *of)
 
+    def compared(paired: Paired, name: str, against: str, resource: int, budget: float | None = None) -> Comparison:
+        kept.append(budget)
+        return compare(paired, name, against, resource, budget)
+
     asked_of: list[int] = []
+    kept: list[float | None] = []
+    compare = Paired.compare
+    monkeypatch.setattr(Paired, "compare", compared)
     monkeypatch.setattr(module, "calibrate", priced)
     monkeypatch.setattr(module, "estimator_makers", made)
     settings = {"budgets": {"baseline": 0.02, "aggressive": 0.04}, "by_tier": True}
@@ -230,11 +267,11 @@ def test_both_are_judged_by_the_horizon_the_budgets_and_the_tiers_of_the_candida
         assert np.array_equal(target, next_window, equal_nan=True)
         assert others == [Budgets(0.02, 0.04), True]
     assert asked_of == [300, 300]
-    assert [row["budget"] for row in promotion.comparison] == [0.02, 0.02, 0.04, 0.04]
+    assert [row["budget"] for row in promotion.comparison] == kept == [0.02, 0.02, 0.04, 0.04]
 
 
 def test_collections_of_several_datasets_are_different_ones_though_their_ids_are_alike(
-    dataset: Path, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, other: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     units: list[int] = []
 
@@ -243,8 +280,6 @@ def test_collections_of_several_datasets_are_different_ones_though_their_ids_are
         return sums(scored, unit, n)
 
     monkeypatch.setattr(module, "sums", summed)
-    write_series(tmp_path / "raw", tasks=12, windows=576, seed=4)
-    other = dataset_of(tmp_path / "raw", tmp_path / "other").path
     counts = []
     for datasets in ([dataset], [other], [dataset, other]):
         registry.champion = "1"
@@ -264,6 +299,32 @@ def test_a_single_collection_has_no_noise_to_compare_with_and_is_refused(
     promotion = promote([dataset], "reclaim/2")
     assert promotion.refused
     assert "cannot be told from reclaim/1" in promotion.why
+    assert registry.champion == "1"
+
+
+def test_a_resource_without_limits_has_no_row_and_does_not_refuse_a_model(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_cpu_alone(*of: Any) -> Windows:
+        windows = windows_of(*of)
+        return replace(windows, limit=windows.limit * np.array([1.0, 0.0]))
+
+    monkeypatch.setattr(module, "windows_of", of_cpu_alone)
+    promotion = promote([dataset], "reclaim/2")
+    assert (promotion.moved, registry.champion) == (True, "2")
+    assert [(row["margin"], row["resource"]) for row in promotion.comparison] == [
+        ("baseline", "CPU"), ("aggressive", "CPU"),
+    ]  # fmt: skip
+
+
+def test_a_refusal_names_what_is_worse_and_what_is_unknown(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = (UNKNOWN, WORSE, "better")
+    rows = [{"margin": "medium", "resource": verdict.upper(), "verdict": verdict} for verdict in verdicts]
+    monkeypatch.setattr(module, "_compared", lambda *_: rows)
+    why = f"reclaims less than reclaim/1 on validation rows ({UNKNOWN.upper()} at medium, {WORSE.upper()} at medium);"
+    assert why in promote([dataset], "reclaim/2").why
     assert registry.champion == "1"
 
 

@@ -49,6 +49,7 @@ from reclaim.training.fitting.sources import Source
 from reclaim.training.machines.estimator import BOUND
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.value import Value
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.tracking import runs as tracking
@@ -145,6 +146,7 @@ def test_results_of_a_model_are_none_of_another_that_answers_alike_and_foresees_
     for other in (
         replace(bundle, machines={3600: tuple(replace(curve, together=0.5) for curve in BOUND)}),
         replace(bundle, mean_limit=(0.5, 0.25)),
+        replace(bundle, prices=three_prices(Price("baseline", (9.0, 9.0)), Price("aggressive", (3.0, 3.0)))),
         replace(bundle, held_out=LargestOfTheDay(2.0)),
     ):
         with pytest.raises(ConfigError, match="holds a replay that differs in bundles"):
@@ -397,6 +399,10 @@ def test_the_command_names_models_as_the_command_line_takes_them(dataset: Path) 
     bundles = by_name([builtin, of_version("1"), of_version("local", "my models/new")])
     command = _command(EXPERIMENT, Dataset.open(dataset), MarginsConfig(), bundles)
     assert command.endswith(" --out DIR --model builtin --model reclaim/1 --model 'my models/new'")
+    config = MarginsConfig(tune=False, value=Value(core_hour=0.05, violation=3.0))
+    assert _command(EXPERIMENT, Dataset.open(dataset), config, {}).endswith(
+        " --no-model --set tune=false --set value.core_hour=0.05 --set value.violation=3.0"
+    )
 
 
 def test_a_dataset_in_the_working_folder_has_the_name_of_that_folder(
@@ -499,8 +505,11 @@ def test_no_model_is_tested_on_windows_that_it_learned_from_in_another_dataset(
 
 
 def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be called borg: the name is taken"):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles={"borg": learned()}, tracking=False)
+    for names, taken in ((["borg"], "borg"), (["borg-online"], "borg-online"), (["m", "m-online"], "m-online")):
+        with pytest.raises(ConfigError, match=f"cannot be called {taken}: the name is taken"):
+            run_experiment(
+                EXPERIMENT, dataset, tmp_path / "out", bundles=dict.fromkeys(names, learned()), tracking=False
+            )
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from reclaim.training.margins.value import Value
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.client import sqlite_uri
 from tests.series import CPU, dataset_of, write_raw
 
 TREES = TrainConfig(estimator="trees", trees=TreeConfig(iterations=50, max_samples=400), fit=FitConfig(epochs=2))
@@ -50,7 +51,7 @@ NETWORK = TrainConfig(fit=FitConfig(epochs=2, batch_size=512, max_samples=600, m
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a dataset with features; each test searches settings of its own seed in it."""
-    folder = tmp_path_factory.mktemp("tune")
+    folder = tmp_path_factory.mktemp("50%20")  # as a URI, "50 "
     rng = np.random.default_rng(1)
     lines = ["task,time_s,cpu,memory"]
     for task in range(8):
@@ -127,8 +128,9 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trials_of(report: TuneReport) -> list[tuple[str, float | None, dict[str, Any]]]:
     """Return state, value and settings of the finished trials, as Optuna's record has them."""
-    (name,) = optuna.get_all_study_names(f"sqlite:///{report.trials_file}")
-    study = optuna.load_study(study_name=name, storage=f"sqlite:///{report.trials_file}")
+    storage = sqlite_uri(Path(report.trials_file))
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
     return [(t.state.name, t.value, t.params) for t in study.trials if t.state.name in ("COMPLETE", "PRUNED")]
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
 from matplotlib.figure import Figure
+from sqlalchemy.engine import make_url
 
 from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
@@ -23,7 +25,7 @@ from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, store_client
+from reclaim.training.tracking.client import default_store, default_tracking_uri, missing, sqlite_file, store_client
 from reclaim.training.tracking.runs import ModelVersion
 
 
@@ -96,10 +98,16 @@ def test_a_run_and_a_store_of_the_caller_stay_what_they_were(
             patch.setenv("MLFLOW_TRACKING_URI", own)
             with tracking.start_run("within", "network") as child:
                 pass
+            with tracking.start_run("within", "network", tags={tracking.PARENT: child.run_id}) as grandchild:
+                pass
+        with tracking.start_run("within", "network", tags={tracking.PARENT: run.run_id}) as other:
+            pass
     client = mlflow.MlflowClient(own)
     assert client.get_run(mine.info.run_id).data.metrics == {"loss": 0.5}
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == mine.info.run_id
+    assert client.get_run(grandchild.run_id).data.tags["mlflow.parentRunId"] == child.run_id
     assert "mlflow.parentRunId" not in store_client().get_run(run.run_id).data.tags
+    assert store_client().get_run(other.run_id).data.tags["mlflow.parentRunId"] == run.run_id
 
 
 def test_mlflow_prints_no_address_of_a_run_into_the_output_of_a_command() -> None:
@@ -139,6 +147,16 @@ def test_a_run_is_continued_where_the_caller_has_set_an_experiment_and_that_stay
         assert active.info.experiment_id == mine
 
 
+def test_a_run_that_the_environment_names_is_not_recorded_into_and_stays_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tracking.start_run("theirs", "network") as theirs:
+        pass
+    monkeypatch.setenv("MLFLOW_RUN_ID", theirs.run_id)  # as `mlflow run` does
+    with tracking.start_run("ours", "network") as run:
+        pass
+    assert [found.run_id for found in tracking.find_runs("ours")] == [run.run_id]
+    assert os.environ["MLFLOW_RUN_ID"] == theirs.run_id
+
+
 def test_an_experiment_that_was_deleted_is_recorded_into_again_and_its_newest_run_comes_first() -> None:
     with tracking.start_run("thrown away", "one") as run:
         pass
@@ -149,6 +167,19 @@ def test_an_experiment_that_was_deleted_is_recorded_into_again_and_its_newest_ru
     with tracking.start_run("thrown away", "other"):
         pass
     assert [run.name for run in tracking.find_runs("thrown away")] == ["other", "one"]  # restored with the experiment
+
+
+def test_runs_of_several_pages_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        with tracking.start_run("pages", name):
+            pass
+    search = mlflow.MlflowClient.search_runs
+
+    def two_at_once(*of: Any, **how: Any) -> object:
+        return search(*of, **how | {"max_results": 2})
+
+    monkeypatch.setattr(mlflow.MlflowClient, "search_runs", two_at_once)
+    assert sorted(run.name for run in tracking.find_runs("pages")) == ["a", "b", "c"]
 
 
 def test_a_registered_bundle_is_fetched_by_alias_and_by_version(bundle: Bundle, tmp_path: Path) -> None:
@@ -178,6 +209,27 @@ def test_registering_again_after_being_killed_before_the_alias_makes_no_other_ve
     assert tracking.fetch_bundle("killed@champion")[1] == version.version
 
 
+def test_a_model_that_was_not_logged_to_the_end_is_logged_again(bundle: Bundle, tmp_path: Path) -> None:
+    client = store_client()
+    with tracking.start_run("models", "network") as run:
+        experiment = client.get_run(run.run_id).info.experiment_id
+        half = client.create_logged_model(experiment, name="model", source_run_id=run.run_id)
+        _register(run, bundle, tmp_path, "half", None)
+    (whole,) = client.search_logged_models([experiment], f"source_run_id='{run.run_id}'")
+    assert whole.model_id != half.model_id
+    assert load_bundle(tracking.fetch_bundle("half/1")[0]).dataset_fingerprint == "abc"
+
+
+def test_a_version_whose_files_are_gone_is_an_error_with_the_remedy(bundle: Bundle, tmp_path: Path) -> None:
+    with tracking.start_run("models", "network") as run:
+        _register(run, bundle, tmp_path, "gone", None)
+    shutil.rmtree(tracking.fetch_bundle("gone/1")[0].parents[1])
+    (tmp_path / "copy").mkdir()
+    for into in (tmp_path / "copy", None):
+        with pytest.raises(ModelError, match=r"gone/1 is version 1, whose files cannot be read \(.*\); train again"):
+            tracking.fetch_bundle("gone/1", into)
+
+
 def test_a_champion_that_is_missing_is_an_error_that_names_the_latest_model(bundle: Bundle, tmp_path: Path) -> None:
     with tracking.start_run("models", "network") as run:
         version = _register(run, bundle, tmp_path, "waiting", tracking.CANDIDATE)
@@ -187,6 +239,13 @@ def test_a_champion_that_is_missing_is_an_error_that_names_the_latest_model(bund
     assert "reclaim train" not in str(found.value)
     with pytest.raises(ModelAbsentError, match="train one with `reclaim train`"):
         tracking.resolve_model("waiting/7")
+
+
+def test_a_version_that_was_registered_without_a_run_has_an_empty_one() -> None:
+    client = store_client()
+    client.create_registered_model("copied")
+    client.create_model_version("copied", source="models:/cell/1")
+    assert tracking.resolve_model("copied/1") == ModelVersion("copied", "1", "")
 
 
 def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle, tmp_path: Path) -> None:
@@ -229,7 +288,25 @@ def test_reading_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["my runs", "my%20runs", "100% sure?", "a#b"])
+def test_a_store_lies_where_sqlalchemy_looks_for_it(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    uri = default_tracking_uri()
+    assert make_url(uri).database == str(sqlite_file(uri)) == str(tmp_path / folder / "mlruns" / "mlflow.db")
+
+
+def test_a_blank_of_a_store_may_be_quoted_in_its_uri(tmp_path: Path) -> None:
+    (tmp_path / "my runs.db").touch()
+    assert not missing(f"sqlite:///{tmp_path}/my%20runs.db?timeout=9")
+    assert missing(f"sqlite:///{tmp_path}/my%2520runs.db")
+
+
 def test_a_store_that_was_not_made_to_the_end_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path /= "in%20here"
+    tmp_path.mkdir()
     monkeypatch.chdir(tmp_path)
 
     def stopped(_: object) -> None:
@@ -307,6 +384,7 @@ def test_a_store_that_fails_in_the_middle_is_an_error_of_one_line() -> None:
     ("asked", "call"),
     [
         ("search_runs", lambda: tracking.find_runs("failing")),
+        ("get_run", lambda: tracking.find_run("0000")),
         ("get_model_version", lambda: tracking.find_version("failing/1")),
         ("get_model_version", lambda: tracking.resolve_model("failing/1")),
         ("set_registered_model_alias", lambda: tracking.move_alias(ModelVersion("failing", "1", "run"), "champion")),
