@@ -34,7 +34,7 @@ _INSTANTS: Final = (0.98, 0.5, 0.02)
 """Places in the range at which series are counted: all of them for usage, the first with a series for the rest."""
 _LOOKED_S: Final = 600
 """Seconds of samples that are counted at each of them."""
-_TIMED_S: Final = (600, 600, 1800)
+_TIMED_S: Final = (600, 600, 3600)
 """Seconds of samples that are read to estimate the time of a fetch. The first time, decoders are compiled. Lengths are
 two, for a short read is mostly for each series: ten minutes of 2,000 containers took half as long as two hours."""
 _STORED_BYTES: Final = 4.0
