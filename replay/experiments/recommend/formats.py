@@ -17,7 +17,8 @@ JSON_FILE: Final = "recommendations.json"
 KRR_FILE: Final = "krr.json"
 
 _OF_WORKLOAD: Final = (
-    "cluster", "namespace", "kind", "name", "container", "sidecar", COLLECTION_ID, "tasks", "oom_kills", "autoscaler",
+    "cluster", "namespace", "kind", "name", "container", "sidecar", COLLECTION_ID, "tasks", "running",
+    "oom_kills", "autoscaler",
 )  # fmt: skip
 _OF_RESOURCE: Final = ("request", "limit", "recommended", "change", "reclaimable", "rule", "spread", "as_requested")
 _OF_VIOLATION: Final = {"violation": "value", "violation_low": "low", "violation_high": "high"}

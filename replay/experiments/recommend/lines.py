@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import is_first
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import LEARNED
@@ -63,6 +64,7 @@ def lines_of(
         shown = names.anonymous(shown)
     pictures = Pictures.draw(rows, series, decisions, made.request)
     facts = _Facts.of(rows, decisions, now)
+    absent = _absent(rows, workloads)
     pods = [[] for _ in now] if config.anonymise else _pods(dataset, rows, facts.tasks)
     return [
         {
@@ -70,7 +72,8 @@ def lines_of(
             "container": one.container, "sidecar": one.sidecar,
             "collection_id": None if config.anonymise else int(rows.ids[decisions.workload[k]]),
             "autoscaler": one.autoscaler, "tasks": len(facts.tasks[i]), "pods": pods[i],
-            "oom_kills": int(facts.kills[i]),
+            "oom_kills": int(facts.kills[i]), "running": bool(facts.runs[i]),
+            "absent": bool(absent[decisions.workload[k]]),
             **{
                 resource: {
                     **_amounts(decisions, made.request, k, r, rows.request[facts.last[i], r]),
@@ -120,11 +123,13 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 class _Facts:
     """Facts of the workloads with a recommendation: tasks that run, ends out of memory, spread, largest peak.
 
-    Lists of ``n`` and arrays of shape (n,) and (n, n_resources); ``last`` has the last row of each of the tasks.
+    Lists of ``n`` and arrays of shape (n,) and (n, n_resources); ``last`` has the last row of each of the tasks, and
+    ``runs`` is true where they run at the end of the history.
     """
 
     tasks: list[Integers]
     last: list[Integers]
+    runs: NDArray[np.bool_]
     kills: Integers
     spread: Floats
     largest: Floats
@@ -150,16 +155,58 @@ class _Facts:
                     largest[i, r] = found.max()
                     middle = np.median(found)
                     spread[i, r] = found.max() / middle if middle > 0 else np.nan
-        running_us = last_us - 2 * int(np.median(rows.end_us - rows.start_us))  # one missing window is allowed
+        late_us = _late_us(rows)
+        running_us = last_us - late_us
         latest = np.full(int(rows.task.max(initial=-1)) + 1, -1, np.int64)
         latest[rows.task] = rows.end_us  # of several rows the last one counts
         members = (task[order[edges[k] : edges[k + 1]]] for k in decisions.workload[now])
-        running = [mine[latest[mine] > running_us[k]] for k, mine in zip(decisions.workload[now], members, strict=True)]
+        begins_us = rows.start_us[is_first(rows.task)]
+        running = [
+            _together(mine[latest[mine] > running_us[k]], begins_us, latest)
+            for k, mine in zip(decisions.workload[now], members, strict=True)
+        ]
         return cls(
             running, [np.searchsorted(rows.task, mine, "right") - 1 for mine in running],
+            last_us[decisions.workload[now]] > end_us - late_us,
             np.bincount(rows.oom_workload, minlength=len(rows.ids))[decisions.workload[now]],
             spread, largest,
         )  # fmt: skip
+
+
+def _late_us(rows: TaskRows) -> int:
+    """Return the time without a window after which a task no longer runs: one missing window is allowed."""
+    return 2 * int(np.median(rows.end_us - rows.start_us))
+
+
+def _together(tasks: Integers, begins_us: Integers, ends_us: Integers) -> Integers:
+    """Return, of tasks that may run, those that ran at the last moment at which most of them did.
+
+    One that replaced another, as in a rollout or in the next run of a job, would count twice.
+    """
+    begin, end = begins_us[tasks], ends_us[tasks]
+    at = np.unique(begin)
+    count = np.searchsorted(np.sort(begin), at, "right") - np.searchsorted(np.sort(end), at, "right")
+    moment_us = at[len(at) - 1 - np.argmax(count[::-1])]
+    return np.asarray(tasks[(begin <= moment_us) & (end > moment_us)])
+
+
+def _absent(rows: TaskRows, workloads: Sequence[names.Workload]) -> NDArray[np.bool_]:
+    """Return which workloads, (n_workloads,), are a container that the pod of their object that began last is without.
+
+    Of pods that have run for less than ``_late_us`` not all containers may have a window yet.
+    """
+    numbers: dict[tuple[str | None, ...], int] = {}
+    of = np.array([numbers.setdefault((one.cluster, one.namespace, one.kind, one.name), len(numbers))
+                   for one in workloads], np.int64)  # fmt: skip
+    pod, known = rows.index[rows.task], rows.scheduled_us >= 0
+    ran = np.flatnonzero(known & (rows.end_us - rows.scheduled_us >= _late_us(rows)))
+    ran = ran[np.lexsort((rows.scheduled_us[ran], of[rows.workload[ran]]))]
+    last_pod, began_us = np.zeros(len(numbers), np.int64), np.full(len(numbers), -1, np.int64)
+    last_pod[of[rows.workload[ran]]] = pod[ran]  # of several the last one counts
+    began_us[of[rows.workload[ran]]] = rows.scheduled_us[ran]
+    theirs = of[rows.workload]
+    there = np.unique(rows.workload[(pod == last_pod[theirs]) & (rows.end_us > began_us[theirs])])
+    return (began_us[of] >= 0) & ~np.isin(np.arange(len(of)), there)
 
 
 def _pods(dataset: Dataset, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:

@@ -68,10 +68,12 @@ def verdict_of(results: Results, resource: str) -> str:
 def findings(results: Results) -> list[str]:
     """Return the notes to read before requests are set.
 
-    Sums of the requests, workloads of unequal requests, windows of means, verdicts of the back-test, its length,
-    requests held back, and pods that leave their class.
+    Sums of the requests, workloads that do not run, those of unequal requests, windows of means, verdicts of the
+    back-test, its length, requests held back, and pods that leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
+    if any(not line["running"] for line in results["workloads"]):
+        found.append(_not_running(results))
     uneven = sum(
         any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in results["workloads"]
     )
@@ -131,6 +133,21 @@ def _sums(results: Results, resource: str) -> str:
     if of["firsts"]:
         line += f", and {of['firsts']} workload{'s' * (of['firsts'] != 1)} without a known request would add {first}"
     return line
+
+
+def _not_running(results: Results) -> str:
+    """Return what the sums hold of workloads that do not run at the end of the history."""
+    over = [line for line in results["workloads"] if not line["running"]]
+    amounts = []
+    for r in judged(results):
+        requested = sum(line["tasks"] * line[r]["requested"] for line in over if line[r]["requested"] is not None)
+        amount = f"{number(_amount(results, r, requested))} {unit(results, r)}".rstrip()
+        amounts.append(f"{amount} of {RESOURCE_WORDS[r]}")
+    subject = f"{len(over)} workload{'s do' if len(over) != 1 else ' does'}"
+    return (
+        f"{subject} not run at the end of the history; of the requests in all, {' and '.join(amounts)} are of the "
+        "tasks that ran last there"
+    )
 
 
 def _leaves_guaranteed(line: Mapping[str, Any]) -> bool:
