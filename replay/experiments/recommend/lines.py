@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from reclaim.replay.experiments.recommend.picture import Pictures
 from reclaim.replay.experiments.recommend.policy import RULES, Policy, RecommendConfig
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows, peaks_by_task
 from reclaim.replay.open_loop.bootstrap import number
+
+_ONCE: Final = ("Job", "Pod")
+"""Kinds of Kubernetes that run once: the next job or bare pod has another name, and is another workload."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,18 @@ def lines_of(
 def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
 
-    ``first`` sums what the ``firsts`` workloads without a current request would request.
+    ``first`` sums what the ``firsts`` workloads without a current request would request. Workloads that are over are
+    in no sum: the jobs of a week never ran together.
     """
     found: dict[str, dict[str, Any]] = {}
+    counted = [line for line in lines if not is_over(line)]
     for resource in RESOURCES:
         known = [
-            (line["tasks"], line[resource]) for line in lines
+            (line["tasks"], line[resource]) for line in counted
             if line[resource]["request"] is not None and line[resource]["recommended"] is not None
         ]  # fmt: skip
         first = [
-            line["tasks"] * line[resource]["recommended"] for line in lines
+            line["tasks"] * line[resource]["recommended"] for line in counted
             if line[resource]["request"] is None and line[resource]["recommended"] is not None
         ]  # fmt: skip
         requested = sum(n * one["requested"] for n, one in known)
@@ -113,7 +118,10 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "requested": requested, "reclaimable": reclaimable,
             "share": reclaimable / requested if requested else None,
             "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
-            "raises": sum(one["recommended"] > one["request"] for _, one in known),
+            "raises": sum(
+                (one["recommended"] or 0.0) > one["request"]
+                for one in (line[resource] for line in lines) if one["request"] is not None
+            ),
             "first": sum(first), "firsts": len(first),
         }  # fmt: skip
     return found
@@ -171,6 +179,11 @@ class _Facts:
             np.bincount(rows.oom_workload, minlength=len(rows.ids))[decisions.workload[now]],
             spread, largest,
         )  # fmt: skip
+
+
+def is_over(line: Mapping[str, Any]) -> bool:
+    """Return whether a workload has ended for good: a job, a bare pod, or a container that the pods no longer have."""
+    return not line["running"] and (line["absent"] or line["kind"] in _ONCE)
 
 
 def _late_us(rows: TaskRows) -> int:

@@ -10,6 +10,7 @@ from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import Column, Results, Run, judged
+from reclaim.replay.experiments.recommend.lines import is_over
 from reclaim.replay.experiments.recommend.picture import svg_of
 from reclaim.replay.experiments.recommend.policy import OVER, RULES
 from reclaim.replay.open_loop.bootstrap import FEWEST
@@ -72,8 +73,7 @@ def findings(results: Results) -> list[str]:
     back-test, its length, requests held back, and pods that leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
-    if any(not line["running"] for line in results["workloads"]):
-        found.append(_not_running(results))
+    found += _not_running(results)
     uneven = sum(
         any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in results["workloads"]
     )
@@ -135,19 +135,25 @@ def _sums(results: Results, resource: str) -> str:
     return line
 
 
-def _not_running(results: Results) -> str:
-    """Return what the sums hold of workloads that do not run at the end of the history."""
-    over = [line for line in results["workloads"] if not line["running"]]
+def _not_running(results: Results) -> list[str]:
+    """Return what the sums hold of workloads that do not run at the end of the history, and how many they leave out."""
+    over = sum(is_over(line) for line in results["workloads"])
+    found = [
+        "Jobs and bare pods that are over, and containers that their pods no longer have, count in no sum of requests: "
+        f"{over:,}"
+    ]
+    idle = [line for line in results["workloads"] if not line["running"] and not is_over(line)]
     amounts = []
     for r in judged(results):
-        requested = sum(line["tasks"] * line[r]["requested"] for line in over if line[r]["requested"] is not None)
+        requested = sum(line["tasks"] * line[r]["requested"] for line in idle if line[r]["requested"] is not None)
         amount = f"{number(_amount(results, r, requested))} {unit(results, r)}".rstrip()
         amounts.append(f"{amount} of {RESOURCE_WORDS[r]}")
-    subject = f"{len(over)} workload{'s do' if len(over) != 1 else ' does'}"
-    return (
+    subject = f"{len(idle)} workload{'s do' if len(idle) != 1 else ' does'}"
+    said = (
         f"{subject} not run at the end of the history; of the requests in all, {' and '.join(amounts)} are of the "
         "tasks that ran last there"
     )
+    return found * bool(over) + [said] * bool(idle)
 
 
 def _leaves_guaranteed(line: Mapping[str, Any]) -> bool:

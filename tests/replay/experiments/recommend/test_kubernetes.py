@@ -208,6 +208,10 @@ def test_it_is_said_how_much_of_all_requests_is_of_workloads_that_do_not_run(rep
         "2 workloads do not run at the end of the history; of the requests in all, 3.2 cores of CPU and 6,144 MiB of "
         "memory are of the tasks that ran last there"
     )
+    lines = [{**first, "running": False, "kind": "Job"}, {**second, "running": False, "kind": "Pod"}, *rest]
+    (said,) = (one for one in findings({**report.results, "workloads": lines}) if "over" in one)
+    assert said.startswith("Jobs and bare pods that are over, and containers")
+    assert said.endswith("count in no sum of requests: 2")
 
 
 def test_each_workload_has_the_violations_of_what_it_requested_then(report: ReplayReport, cluster: Path) -> None:

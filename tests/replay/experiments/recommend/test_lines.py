@@ -18,7 +18,7 @@ from tests.replay.experiments.recommend.test_series import DAY, HOUR, SLOT, rows
 
 def line(tasks: int, request: float | None, recommended: float | None) -> dict[str, Any]:
     """Return a line whose memory is a hundred times its CPU."""
-    of: dict[str, Any] = {"tasks": tasks}
+    of: dict[str, Any] = {"tasks": tasks, "kind": "Deployment", "running": True, "absent": False}
     for resource, unit in (("cpu", 1.0), ("memory", 100.0)):
         now, then = (None if value is None else unit * value for value in (request, recommended))
         reclaimable = None if now is None or then is None else now - then
@@ -40,6 +40,17 @@ def test_totals_by_hand() -> None:
         "requested": 100 * requested, "reclaimable": 100 * reclaimable, "first": 250.0,
     }  # fmt: skip
     assert totals([line(5, None, 0.5)])["cpu"]["share"] is None
+
+
+def test_jobs_pods_and_containers_that_are_over_are_in_no_sum() -> None:
+    """Those of a week never ran together; a cron job runs again, and so may a Deployment."""
+    over = {"running": False}
+    others = [line(1, 2.0, 1.0) | {"kind": "Job"}, line(1, 4.0, 2.0) | over, line(1, 8.0, 4.0) | over | {"kind": None}]
+    lines = [*others, *(line(3, now, 16.0) | over | {"kind": kind} for kind in ("Job", "Pod") for now in (32.0, None))]
+    lines += [line(1, 64.0, 64.0) | over | {"absent": True}]
+    assert totals(lines)["cpu"] == {
+        "requested": 14.0, "reclaimable": 7.0, "share": 0.5, "changes": 7, "raises": 0, "first": 0, "firsts": 0,
+    }  # fmt: skip
 
 
 def test_of_tasks_with_different_requests_the_largest_is_shown_and_the_mean_is_reclaimed_from() -> None:
