@@ -98,8 +98,8 @@ def lines_of(
 def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
 
-    ``first`` sums what the ``firsts`` workloads without a current request would request. Workloads that are over are
-    in no sum: the jobs of a week never ran together.
+    ``first`` sums what the ``firsts`` workloads without a current request would request. Workloads that are over
+    count nowhere: the jobs of a week never ran together, and there is nothing to change.
     """
     found: dict[str, dict[str, Any]] = {}
     counted = [line for line in lines if not is_over(line)]
@@ -117,11 +117,8 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         found[resource] = {
             "requested": requested, "reclaimable": reclaimable,
             "share": reclaimable / requested if requested else None,
-            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
-            "raises": sum(
-                (one["recommended"] or 0.0) > one["request"]
-                for one in (line[resource] for line in lines) if one["request"] is not None
-            ),
+            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in counted)),
+            "raises": sum(one["recommended"] > one["request"] for _, one in known),
             "first": sum(first), "firsts": len(first),
         }  # fmt: skip
     return found

@@ -218,7 +218,7 @@ def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
         requested = results["totals"][r]["requested"]
         for line, name in zip(results["workloads"], labels, strict=True):
             of = line[r]
-            if of["recommended"] is None or of["recommended"] == of["request"]:
+            if of["recommended"] is None or of["recommended"] == of["request"] or is_over(line):
                 continue
             weight = abs(of["reclaimable"] or 0.0) * line["tasks"] / requested if requested else 0.0
             name = name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"

@@ -15,6 +15,7 @@ from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import Results
+from reclaim.replay.experiments.recommend.lines import is_over
 
 KUSTOMIZATION: Final = "kustomization.yaml"
 MADE_BY: Final = "# written by `reclaim recommend --patches`, whole each time"
@@ -63,7 +64,7 @@ class Patches:
         Objects that are patched.
     left_out : tuple of str
         Objects with requests to change that are not patched, or not whole, each with the reason: their kinds cannot be
-        patched, or their containers may not be in the manifest.
+        patched, or their containers may not be in the manifest. Jobs and bare pods that are over are not named.
     """
 
     workloads: int
@@ -121,6 +122,8 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
     unlisted: dict[tuple[tuple[Path, str, str], str], list[str]] = {}
     for line in results["workloads"]:
+        if is_over(line) and not line["absent"]:
+            continue  # there may be thousands
         if _resources(line) and (named is None or named.fullmatch(line["container"] or "")):
             for name in (line["namespace"], line["name"]):
                 if not _NAME.fullmatch(name or ""):

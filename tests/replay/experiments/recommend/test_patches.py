@@ -170,6 +170,9 @@ def test_pods_that_cannot_be_changed_are_left_out_with_the_reason(tmp_path: Path
         "shop/pod, a Pod: the requests of a Pod cannot be changed by a patch; set them where it is made",
         "shop/node, a Node: its pods are static; set the requests in their files on the node",
     )
+    over = [{**one, "running": False} for one in lines]  # of jobs and pods that ended there may be thousands
+    written = write_patches(results_of(*over), tmp_path / "patches")
+    assert (written.workloads, [name.split(":")[0] for name in written.left_out]) == (1, ["shop/node, a Node"])
 
 
 UNSET = of_resource(None, None, 0.05, "estimate")
@@ -386,6 +389,9 @@ def test_a_record_has_the_bounds_of_the_violation_each_under_its_name() -> None:
 def test_a_workload_changes_where_one_request_of_it_does() -> None:
     less = of_resource(1.0, None, 0.5, "estimate")
     assert changes(results_of(line("web", "app", SAME, less), line("cart", "app", SAME, SAME))) == 1
+    over = line("web", "app", SAME, less, running=False)
+    kinds = [{**over, "kind": kind} for kind in ("Job", "Pod", "CronJob")]  # a job that is over cannot be changed
+    assert changes(results_of(*kinds, {**over, "absent": True})) == 1
 
 
 @pytest.mark.parametrize(
