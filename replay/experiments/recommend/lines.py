@@ -208,8 +208,9 @@ def _absent(rows: TaskRows, workloads: Sequence[names.Workload]) -> NDArray[np.b
     numbers: dict[tuple[str | None, ...], int] = {}
     of = np.array([numbers.setdefault((one.cluster, one.namespace, one.kind, one.name), len(numbers))
                    for one in workloads], np.int64)  # fmt: skip
-    pod, known = rows.index[rows.task], rows.scheduled_us >= 0
-    ran = np.flatnonzero(known & (rows.end_us - rows.scheduled_us >= _late_us(rows)))
+    pod = rows.index[rows.task]
+    last = np.append(is_first(rows.task, rows.scheduled_us)[1:], True)[: len(rows)]  # of each run
+    ran = np.flatnonzero(last & (rows.scheduled_us >= 0) & (rows.end_us - rows.scheduled_us >= _late_us(rows)))
     ran = ran[np.lexsort((rows.scheduled_us[ran], of[rows.workload[ran]]))]
     last_pod, began_us = np.zeros(len(numbers), np.int64), np.full(len(numbers), -1, np.int64)
     last_pod[of[rows.workload[ran]]] = pod[ran]  # of several the last one counts
