@@ -113,7 +113,7 @@ class Owners:
         """Add the facts of a later piece."""
         on: dict[PodKey, dict[str, list[RawSeries]]] = {}
         for role in ROLES:
-            for series in piece.get(role, ()):
+            for series in sorted(piece.get(role, ()), key=lambda one: int(one.time_ms[-1])):  # the last report counts
                 of = series.named
                 cluster, namespace, pod = (self.dialect.named(of, thing) for thing in ("cluster", "namespace", "pod"))
                 at_ms = int(series.time_ms[-1])

@@ -32,7 +32,7 @@ FOLDER: Final = "tables"
 ANONYMOUS: Final = "anonymous"
 """Folder of the tables without names, and the option that a dataset's manifest has for them."""
 DONE: Final = "made.json"
-GENERATION: Final = 11
+GENERATION: Final = 12
 """Raised when the same samples give other tables."""
 _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""

@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from reclaim.data.schema import COLLECTION_ID, RESOURCES
 from reclaim.replay.experiment import Results
+from reclaim.replay.experiments.recommend.lines import is_over
 
 CSV_FILE: Final = "recommendations.csv"
 JSON_FILE: Final = "recommendations.json"
 KRR_FILE: Final = "krr.json"
 
 _OF_WORKLOAD: Final = (
-    "cluster", "namespace", "kind", "name", "container", "sidecar", COLLECTION_ID, "tasks", "oom_kills", "autoscaler",
+    "cluster", "namespace", "kind", "name", "container", "sidecar", COLLECTION_ID, "tasks", "running",
+    "oom_kills", "autoscaler",
 )  # fmt: skip
 _OF_RESOURCE: Final = ("request", "limit", "recommended", "change", "reclaimable", "rule", "spread", "as_requested")
 _OF_VIOLATION: Final = {"violation": "value", "violation_low": "low", "violation_high": "high"}
@@ -145,12 +147,12 @@ def _safe(value: Any) -> Any:
 
 
 def changes(results: Results) -> int:
-    """Return the number of workloads of which a request is to change."""
+    """Return the number of workloads of which a request is to change; one that is over has none to change."""
     return sum(_changed(line) for line in results["workloads"])
 
 
 def _changed(line: Mapping[str, Any]) -> bool:
-    return any(line[r]["recommended"] != line[r]["request"] for r in RESOURCES)
+    return not is_over(line) and any(line[r]["recommended"] != line[r]["request"] for r in RESOURCES)
 
 
 FORMATS: Final = {"csv": as_csv, "json": as_json, "krr-json": as_krr_json}

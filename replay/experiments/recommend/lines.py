@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import is_first
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import LEARNED
@@ -19,6 +20,9 @@ from reclaim.replay.experiments.recommend.picture import Pictures
 from reclaim.replay.experiments.recommend.policy import RULES, Policy, RecommendConfig
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows, peaks_by_task
 from reclaim.replay.open_loop.bootstrap import number
+
+_ONCE: Final = ("Job", "Pod")
+"""Kinds of Kubernetes that run once: the next job or bare pod has another name, and is another workload."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def lines_of(
         shown = names.anonymous(shown)
     pictures = Pictures.draw(rows, series, decisions, made.request)
     facts = _Facts.of(rows, decisions, now)
+    absent = _absent(rows, workloads)
     pods = [[] for _ in now] if config.anonymise else _pods(dataset, rows, facts.tasks)
     return [
         {
@@ -70,7 +75,8 @@ def lines_of(
             "container": one.container, "sidecar": one.sidecar,
             "collection_id": None if config.anonymise else int(rows.ids[decisions.workload[k]]),
             "autoscaler": one.autoscaler, "tasks": len(facts.tasks[i]), "pods": pods[i],
-            "oom_kills": int(facts.kills[i]),
+            "oom_kills": int(facts.kills[i]), "running": bool(facts.runs[i]),
+            "absent": bool(absent[decisions.workload[k]]),
             **{
                 resource: {
                     **_amounts(decisions, made.request, k, r, rows.request[facts.last[i], r]),
@@ -92,16 +98,18 @@ def lines_of(
 def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return, per resource, sums over the tasks that ran last, and the number of requests to change.
 
-    ``first`` sums what the ``firsts`` workloads without a current request would request.
+    ``first`` sums what the ``firsts`` workloads without a current request would request. Workloads that are over
+    count nowhere: the jobs of a week never ran together, and there is nothing to change.
     """
     found: dict[str, dict[str, Any]] = {}
+    counted = [line for line in lines if not is_over(line)]
     for resource in RESOURCES:
         known = [
-            (line["tasks"], line[resource]) for line in lines
+            (line["tasks"], line[resource]) for line in counted
             if line[resource]["request"] is not None and line[resource]["recommended"] is not None
         ]  # fmt: skip
         first = [
-            line["tasks"] * line[resource]["recommended"] for line in lines
+            line["tasks"] * line[resource]["recommended"] for line in counted
             if line[resource]["request"] is None and line[resource]["recommended"] is not None
         ]  # fmt: skip
         requested = sum(n * one["requested"] for n, one in known)
@@ -109,7 +117,7 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         found[resource] = {
             "requested": requested, "reclaimable": reclaimable,
             "share": reclaimable / requested if requested else None,
-            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
+            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in counted)),
             "raises": sum(one["recommended"] > one["request"] for _, one in known),
             "first": sum(first), "firsts": len(first),
         }  # fmt: skip
@@ -120,11 +128,13 @@ def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 class _Facts:
     """Facts of the workloads with a recommendation: tasks that run, ends out of memory, spread, largest peak.
 
-    Lists of ``n`` and arrays of shape (n,) and (n, n_resources); ``last`` has the last row of each of the tasks.
+    Lists of ``n`` and arrays of shape (n,) and (n, n_resources); ``last`` has the last row of each of the tasks, and
+    ``runs`` is true where they run at the end of the history.
     """
 
     tasks: list[Integers]
     last: list[Integers]
+    runs: NDArray[np.bool_]
     kills: Integers
     spread: Floats
     largest: Floats
@@ -150,16 +160,64 @@ class _Facts:
                     largest[i, r] = found.max()
                     middle = np.median(found)
                     spread[i, r] = found.max() / middle if middle > 0 else np.nan
-        running_us = last_us - 2 * int(np.median(rows.end_us - rows.start_us))  # one missing window is allowed
+        late_us = _late_us(rows)
+        running_us = last_us - late_us
         latest = np.full(int(rows.task.max(initial=-1)) + 1, -1, np.int64)
         latest[rows.task] = rows.end_us  # of several rows the last one counts
         members = (task[order[edges[k] : edges[k + 1]]] for k in decisions.workload[now])
-        running = [mine[latest[mine] > running_us[k]] for k, mine in zip(decisions.workload[now], members, strict=True)]
+        begins_us = rows.start_us[is_first(rows.task)]
+        running = [
+            _together(mine[latest[mine] > running_us[k]], begins_us, latest)
+            for k, mine in zip(decisions.workload[now], members, strict=True)
+        ]
         return cls(
             running, [np.searchsorted(rows.task, mine, "right") - 1 for mine in running],
+            last_us[decisions.workload[now]] > end_us - late_us,
             np.bincount(rows.oom_workload, minlength=len(rows.ids))[decisions.workload[now]],
             spread, largest,
         )  # fmt: skip
+
+
+def is_over(line: Mapping[str, Any]) -> bool:
+    """Return whether a workload has ended for good: a job, a bare pod, or a container that the pods no longer have."""
+    return not line["running"] and (line["absent"] or line["kind"] in _ONCE)
+
+
+def _late_us(rows: TaskRows) -> int:
+    """Return the time without a window after which a task no longer runs: one missing window is allowed."""
+    return 2 * int(np.median(rows.end_us - rows.start_us))
+
+
+def _together(tasks: Integers, begins_us: Integers, ends_us: Integers) -> Integers:
+    """Return, of tasks that may run, those that ran at the last moment at which most of them did.
+
+    One that replaced another, as in a rollout or in the next run of a job, would count twice.
+    """
+    begin, end = begins_us[tasks], ends_us[tasks]
+    at = np.unique(begin)
+    count = np.searchsorted(np.sort(begin), at, "right") - np.searchsorted(np.sort(end), at, "right")
+    moment_us = at[len(at) - 1 - np.argmax(count[::-1])]
+    return np.asarray(tasks[(begin <= moment_us) & (end > moment_us)])
+
+
+def _absent(rows: TaskRows, workloads: Sequence[names.Workload]) -> NDArray[np.bool_]:
+    """Return which workloads, (n_workloads,), are a container that the pod of their object that began last is without.
+
+    Of pods that have run for less than ``_late_us`` not all containers may have a window yet.
+    """
+    numbers: dict[tuple[str | None, ...], int] = {}
+    of = np.array([numbers.setdefault((one.cluster, one.namespace, one.kind, one.name), len(numbers))
+                   for one in workloads], np.int64)  # fmt: skip
+    pod = rows.index[rows.task]
+    last = np.append(is_first(rows.task, rows.scheduled_us)[1:], True)[: len(rows)]  # of each run
+    ran = np.flatnonzero(last & (rows.scheduled_us >= 0) & (rows.end_us - rows.scheduled_us >= _late_us(rows)))
+    ran = ran[np.lexsort((rows.scheduled_us[ran], of[rows.workload[ran]]))]
+    last_pod, began_us = np.zeros(len(numbers), np.int64), np.full(len(numbers), -1, np.int64)
+    last_pod[of[rows.workload[ran]]] = pod[ran]  # of several the last one counts
+    began_us[of[rows.workload[ran]]] = rows.scheduled_us[ran]
+    theirs = of[rows.workload]
+    there = np.unique(rows.workload[(pod == last_pod[theirs]) & (rows.end_us > began_us[theirs])])
+    return (began_us[of] >= 0) & ~np.isin(np.arange(len(of)), there)
 
 
 def _pods(dataset: Dataset, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:

@@ -10,6 +10,7 @@ from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import Column, Results, Run, judged
+from reclaim.replay.experiments.recommend.lines import is_over
 from reclaim.replay.experiments.recommend.picture import svg_of
 from reclaim.replay.experiments.recommend.policy import OVER, RULES
 from reclaim.replay.open_loop.bootstrap import FEWEST
@@ -68,10 +69,11 @@ def verdict_of(results: Results, resource: str) -> str:
 def findings(results: Results) -> list[str]:
     """Return the notes to read before requests are set.
 
-    Sums of the requests, workloads of unequal requests, windows of means, verdicts of the back-test, its length,
-    requests held back, and pods that leave their class.
+    Sums of the requests, workloads that do not run, those of unequal requests, windows of means, verdicts of the
+    back-test, its length, requests held back, and pods that leave their class.
     """
     found = [_sums(results, r) for r in judged(results)]
+    found += _not_running(results)
     uneven = sum(
         any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in results["workloads"]
     )
@@ -131,6 +133,27 @@ def _sums(results: Results, resource: str) -> str:
     if of["firsts"]:
         line += f", and {of['firsts']} workload{'s' * (of['firsts'] != 1)} without a known request would add {first}"
     return line
+
+
+def _not_running(results: Results) -> list[str]:
+    """Return what the sums hold of workloads that do not run at the end of the history, and how many they leave out."""
+    over = sum(is_over(line) for line in results["workloads"])
+    found = [
+        "Jobs and bare pods that are over, and containers that their pods no longer have, count in no sum of requests: "
+        f"{over:,}"
+    ]
+    idle = [line for line in results["workloads"] if not line["running"] and not is_over(line)]
+    amounts = []
+    for r in judged(results):
+        requested = sum(line["tasks"] * line[r]["requested"] for line in idle if line[r]["requested"] is not None)
+        amount = f"{number(_amount(results, r, requested))} {unit(results, r)}".rstrip()
+        amounts.append(f"{amount} of {RESOURCE_WORDS[r]}")
+    subject = f"{len(idle)} workload{'s do' if len(idle) != 1 else ' does'}"
+    said = (
+        f"{subject} not run at the end of the history; of the requests in all, {' and '.join(amounts)} are of the "
+        "tasks that ran last there"
+    )
+    return found * bool(over) + [said] * bool(idle)
 
 
 def _leaves_guaranteed(line: Mapping[str, Any]) -> bool:
@@ -195,7 +218,7 @@ def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
         requested = results["totals"][r]["requested"]
         for line, name in zip(results["workloads"], labels, strict=True):
             of = line[r]
-            if of["recommended"] is None or of["recommended"] == of["request"]:
+            if of["recommended"] is None or of["recommended"] == of["request"] or is_over(line):
                 continue
             weight = abs(of["reclaimable"] or 0.0) * line["tasks"] / requested if requested else 0.0
             name = name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"

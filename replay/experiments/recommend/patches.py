@@ -15,6 +15,7 @@ from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import Results
+from reclaim.replay.experiments.recommend.lines import is_over
 
 KUSTOMIZATION: Final = "kustomization.yaml"
 MADE_BY: Final = "# written by `reclaim recommend --patches`, whole each time"
@@ -41,6 +42,10 @@ _UNLISTED: Final = (
 _SIDECAR: Final = (
     "a native sidecar; kustomize would start it before the other init containers. Set its requests where it is declared"
 )
+_ABSENT: Final = (
+    "not in the pod that began last, so the manifest seems to have dropped it, and kustomize would add it without an "
+    "image. If the manifest has it, pass --patch-containers"
+)
 _MIB: Final = 2**20
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Names of objects in Kubernetes: DNS subdomains. They become names of files here."""
@@ -59,7 +64,7 @@ class Patches:
         Objects that are patched.
     left_out : tuple of str
         Objects with requests to change that are not patched, or not whole, each with the reason: their kinds cannot be
-        patched, or their containers may not be in the manifest.
+        patched, or their containers may not be in the manifest. Jobs and bare pods that are over are not named.
     """
 
     workloads: int
@@ -96,15 +101,16 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
 
     kustomize adds a container that a patch names and the manifest does not, without an image. A container with neither
     a request nor a limit may be such a one, because an earlier history lacks those of init containers, and is left out.
-    So are native sidecars: kustomize moves merged containers to the front of the init containers, which start in their
-    order.
+    So is one that the pod that began last runs without: it was renamed or removed. So are native sidecars: kustomize
+    moves merged containers to the front of the init containers, which start in their order.
 
     Parameters
     ----------
     results : Results
     folder : Path
     containers : str or None
-        Containers to patch, a regular expression of their whole names. None: those with a request or a limit.
+        Containers to patch, a regular expression of their whole names. None: those with a request or a limit that the
+        pod that began last has.
 
     Raises
     ------
@@ -116,13 +122,15 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
     unlisted: dict[tuple[tuple[Path, str, str], str], list[str]] = {}
     for line in results["workloads"]:
+        if is_over(line) and not line["absent"]:
+            continue  # there may be thousands
         if _resources(line) and (named is None or named.fullmatch(line["container"] or "")):
             for name in (line["namespace"], line["name"]):
                 if not _NAME.fullmatch(name or ""):
                     raise ConfigError(f"--patches {folder}: {name!r} is no name of Kubernetes; is the history damaged?")
             place = Path(_folder_of(line["cluster"] or "")) / line["namespace"]
             key = (place, line["kind"], line["name"])
-            why = _SIDECAR if line["sidecar"] else _UNLISTED if named is None and not _is_listed(line) else ""
+            why = _SIDECAR if line["sidecar"] else "" if named is not None else _why_not(line)
             if why and line["kind"] in _KINDS:
                 unlisted.setdefault((key, why), []).append(line["container"])
             else:
@@ -158,19 +166,22 @@ def _is_ours(folder: Path) -> bool:
     return readme.is_file() and readme.read_text(encoding="utf-8", errors="replace").startswith(MADE_BY)
 
 
-def _is_listed(line: Mapping[str, Any]) -> bool:
-    """Return whether a container has a request or a limit."""
-    return any(line[r][amount] is not None for r in RESOURCES for amount in ("request", "limit"))
+def _why_not(line: Mapping[str, Any]) -> str:
+    """Return why the manifest may not list a container; empty where it seems to."""
+    if line["absent"]:
+        return _ABSENT
+    listed = any(line[r][amount] is not None for r in RESOURCES for amount in ("request", "limit"))
+    return "" if listed else _UNLISTED
 
 
 def _patch(kind: str, name: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     version, place = _KINDS[kind]
     content: dict[str, Any] = {
-        "containers": [{"name": line["container"], "resources": _resources(line)} for line in lines]
+        "containers": [{"name": _Name(line["container"]), "resources": _resources(line)} for line in lines]
     }
     for key in reversed(place):
         content = {key: content}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": _Name(name)}, **content}
 
 
 def _resources(line: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -199,5 +210,16 @@ def quantity(resource: str, amount: float) -> str:
     return f"{whole // _MIB}Mi" if whole % _MIB == 0 else str(whole)
 
 
+class _Name(str):
+    """A name, in quotes in YAML: kubectl reads `1e3` and `08` as numbers and `y` as true, PyYAML does not."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag:yaml.org,2002:str", name, style='"'))
+
+
 def _text(content: Mapping[str, Any]) -> str:
-    return str(yaml.safe_dump(content, sort_keys=False))
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False))

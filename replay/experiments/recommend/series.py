@@ -44,6 +44,8 @@ class TaskRows:
     workload, task : int64, shape (n,)
         Position in ``ids``; number of the task, from 0.
     start_us, end_us : int64, shape (n,), µs on the trace's clock
+    scheduled_us : int64, shape (n,), µs
+        Start of the task's run; 0 before the trace, -1 unknown.
     demand, limit, enforced, request : float64, shape (n, n_resources), trace's unit
         NaN unknown. Where a dataset has no requests and enforced limits apart from limits, both are the limit.
     tier : int8, shape (n,)
@@ -65,6 +67,7 @@ class TaskRows:
     task: Integers
     start_us: Integers
     end_us: Integers
+    scheduled_us: Integers
     demand: Floats
     limit: Floats
     enforced: Floats
@@ -138,7 +141,8 @@ def _rows_of(
     windows = windows.take(keep)
     columns: dict[str, NDArray[np.generic]] = {
         "collection": windows.collection_id, "task": windows.task_numbers(), "start_us": windows.start_us,
-        "end_us": windows.end_us, "demand": demand(windows), "limit": windows.limit,
+        "end_us": windows.end_us, "scheduled_us": windows.scheduled_us, "demand": demand(windows),
+        "limit": windows.limit,
         "enforced": enforced[keep], "request": request[keep],
         "tier": windows.tier,
         "period": period[keep], "group": group[keep], "source_row": features.bucket_start[bucket] + keep,

@@ -44,6 +44,17 @@ def test_a_job_belongs_to_its_cron_job_and_runs_share_a_name() -> None:
     assert Workload("eu", "a", "Job", "7").logical_name("c") == "Job/7/c"
 
 
+def test_of_two_pods_of_one_name_the_later_one_counts_whatever_its_labels() -> None:
+    """A pod of a set that came again under another priority class: series are in the order of labels."""
+    pod = {"namespace": "shop", "pod": "db-0"}
+    later, earlier = ({"uid": uid, "priority_class": of} for uid, of in (("a", "koord-free"), ("z", "koord-mid")))
+    series = [one(pod | later, beat(600, 1200)), one(pod | earlier, beat(0, 600))]
+    assert s.TIERS[owners_of([{"pod": series}], DIALECT).tier(("", "shop", "db-0"))] == "free"
+    quality = [one(pod | {"uid": uid, "qos_class": of}, beat(start, start + 600))
+               for uid, of, start in (("a", "BestEffort", 600), ("z", "Guaranteed", 0))]  # fmt: skip
+    assert s.TIERS[owners_of([{"quality": quality}], DIALECT).tier(("", "shop", "db-0"))] == "free"
+
+
 def test_the_owners_of_pods_that_are_kept_stay_and_all_others_are_forgotten() -> None:
     found = Owners(DIALECT)
     for cluster in ("", "shop"):  # a set of the same name in each

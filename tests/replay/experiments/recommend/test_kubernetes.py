@@ -195,7 +195,23 @@ def test_it_is_said_what_all_requests_come_to_and_which_pods_leave_their_class(r
     assert said[1].startswith("Memory: requests of 14,336 MiB in all become 9,216, and 1 workload")
     assert said[1].endswith("would add 512")
     assert said[-1].startswith("Guaranteed: 1 of the workloads whose requests are their limits would request less")
-    assert not any("Guaranteed" in one or "would add" in one for one in findings(report.results))
+    assert not any("Guaranteed" in one or "would add" in one or "not run" in one for one in findings(report.results))
+
+
+def test_it_is_said_how_much_of_all_requests_is_of_workloads_that_do_not_run(report: ReplayReport) -> None:
+    first, second, *rest = report.results["workloads"]
+    assert {line["running"] for line in report.results["workloads"]} == {True}
+    lines = [{**first, "running": False, "tasks": 3}, {**second, "running": False, "tasks": 1}, *rest]
+    (said,) = (one for one in findings({**report.results, "workloads": lines}) if "not run" in one)
+    # four tasks of 0.8 cores and 1,536 MiB
+    assert said == (
+        "2 workloads do not run at the end of the history; of the requests in all, 3.2 cores of CPU and 6,144 MiB of "
+        "memory are of the tasks that ran last there"
+    )
+    lines = [{**first, "running": False, "kind": "Job"}, {**second, "running": False, "kind": "Pod"}, *rest]
+    (said,) = (one for one in findings({**report.results, "workloads": lines}) if "over" in one)
+    assert said.startswith("Jobs and bare pods that are over, and containers")
+    assert said.endswith("count in no sum of requests: 2")
 
 
 def test_each_workload_has_the_violations_of_what_it_requested_then(report: ReplayReport, cluster: Path) -> None:

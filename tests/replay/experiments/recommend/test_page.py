@@ -54,6 +54,12 @@ def test_the_requests_that_reclaim_or_add_most_in_all_tasks_come_first() -> None
         assert [str(row["workload"]).split("/")[1] for row in of_all] == ["many", "more", "one", "kept"]
 
 
+def test_a_job_that_is_over_is_not_among_the_requests_to_change() -> None:
+    lines = changing("over", 1, 4.0, 1.0, kind="Job", running=False), changing("runs", 1, 4.0, 1.0, kind="Job")
+    rows = console_table(of_lines(*lines)).as_records()
+    assert [row["workload"] for row in rows] == ["shop/runs/app"] * 2
+
+
 def test_a_table_that_is_cut_says_so_and_one_that_is_whole_does_not() -> None:
     results = of_lines(*LINES)
     assert console_table(results, 6).caption == "Requests to change, CPU in cores, memory in MiB"

@@ -32,6 +32,7 @@ def line(name: str, container: str, cpu: dict[str, Any], memory: dict[str, Any],
     return {
         "namespace": "shop", "kind": "Deployment", "name": name, "container": container, "collection_id": 7,
         "tasks": 2, "pods": ["web-a", "web-b"], "oom_kills": 0, "autoscaler": None, "cluster": None, "sidecar": False,
+        "running": True, "absent": False,
         "cpu": cpu, "memory": memory, **of,
     }  # fmt: skip
 
@@ -169,6 +170,9 @@ def test_pods_that_cannot_be_changed_are_left_out_with_the_reason(tmp_path: Path
         "shop/pod, a Pod: the requests of a Pod cannot be changed by a patch; set them where it is made",
         "shop/node, a Node: its pods are static; set the requests in their files on the node",
     )
+    over = [{**one, "running": False} for one in lines]  # of jobs and pods that ended there may be thousands
+    written = write_patches(results_of(*over), tmp_path / "patches")
+    assert (written.workloads, [name.split(":")[0] for name in written.left_out]) == (1, ["shop/node, a Node"])
 
 
 UNSET = of_resource(None, None, 0.05, "estimate")
@@ -210,6 +214,33 @@ def test_containers_that_are_asked_for_are_patched_whether_they_have_requests_or
     assert written.left_out == ()
     with pytest.raises(ConfigError, match=r"--patch-containers '\('"):
         check_target(tmp_path / "patches", kubernetes=True, anonymous=False, containers="(")
+
+
+def test_a_container_that_the_last_pod_is_without_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """It was renamed: kustomize would add the old one without an image, and the API server refuses the whole object."""
+    asked = of_resource(0.1, None, 0.5, "estimate")
+    lines = line("web", "old", asked, SAME, absent=True), line("web", "app", asked, SAME)
+    written = write_patches(results_of(*lines), tmp_path / "patches")
+    assert containers_in(tmp_path / "patches") == {"deployment-web": ["app"]}
+    (said,) = written.left_out
+    assert said.startswith("old of shop/web, a Deployment: not in the pod that began last")
+    write_patches(results_of(*lines), tmp_path / "patches", containers="old")
+    assert containers_in(tmp_path / "patches") == {"deployment-web": ["old"]}
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
+@pytest.mark.parametrize("name", ["1e3", "08", "y"])
+def test_a_name_that_kubectl_would_read_as_something_else_is_in_quotes(name: str, tmp_path: Path) -> None:
+    """PyYAML leaves them bare: to kubectl they are the numbers 1000 and 8, and true."""
+    write_patches(results_of(line(name, name, of_resource(1.0, None, 0.5, "estimate"), SAME)), tmp_path / "patches")
+    base = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+            "spec": {"template": {"spec": {"containers": [{"name": name, "image": "web"}]}}}}  # fmt: skip
+    (tmp_path / "base.json").write_text(json.dumps(base))
+    patch = tmp_path / "patches" / "shop" / f"deployment-{name}.yaml"
+    command = [str(KUBECTL), "patch", "--local", "-o", "json", "-f", str(tmp_path / "base.json"), "--patch-file"]
+    done = subprocess.run([*command, str(patch)], capture_output=True, text=True, check=True)
+    (container,) = json.loads(done.stdout)["spec"]["template"]["spec"]["containers"]
+    assert container == {"name": name, "image": "web", "resources": {"requests": {"cpu": "500m"}}}
 
 
 @pytest.mark.parametrize("containers", [None, "app|istio-proxy"])
@@ -358,6 +389,9 @@ def test_a_record_has_the_bounds_of_the_violation_each_under_its_name() -> None:
 def test_a_workload_changes_where_one_request_of_it_does() -> None:
     less = of_resource(1.0, None, 0.5, "estimate")
     assert changes(results_of(line("web", "app", SAME, less), line("cart", "app", SAME, SAME))) == 1
+    over = line("web", "app", SAME, less, running=False)
+    kinds = [{**over, "kind": kind} for kind in ("Job", "Pod", "CronJob")]  # a job that is over cannot be changed
+    assert changes(results_of(*kinds, {**over, "absent": True})) == 1
 
 
 @pytest.mark.parametrize(

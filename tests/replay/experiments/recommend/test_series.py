@@ -51,7 +51,9 @@ def rows_of(
     return TaskRows(
         ids=np.unique(workload) + 100, workload=workload,
         task=np.repeat(np.arange(len(tasks)), [len(t[2]) for t in tasks]),
-        start_us=start, end_us=start + SLOT, demand=np.stack([cpu, 10 * cpu], axis=1), limit=limit, enforced=limit,
+        start_us=start, end_us=start + SLOT,
+        scheduled_us=np.concatenate([np.full(len(of), first * SLOT) for _, first, of in tasks]),
+        demand=np.stack([cpu, 10 * cpu], axis=1), limit=limit, enforced=limit,
         request=limit / 2, tier=np.zeros(n, np.int8), period=period, group=np.full(n, SEEN, np.uint8),
         source_row=np.arange(n), index=np.zeros(len(tasks), np.int64),
         oom_workload=np.array([k[0] for k in kills], np.int64),
