@@ -131,7 +131,9 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
             elif np.isnan(demand(windows)[:, r]).all():
                 cause = _NO_USAGE
             else:
-                cause = "the trace ends within the horizon of each, or their tasks have no later windows"
+                cause = (
+                    "their period or the trace ends within the horizon of each, or their tasks have no later windows"
+                )
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
                 f"expected at least 1; {cause}"
