@@ -213,11 +213,11 @@ def calibrate(
             if lost[name][r] > budget:
                 notes.append(
                     f"{resource}, {name}: even the highest setting violates in {lost[name][r]:.3%} of {n[r]} rows, "
-                    f"above the budget of {budget:.3%}"
+                    f"above the budget of {100 * budget:.3g}%"
                 )
             if n[r] * budget < 1:
                 notes.append(
-                    f"{resource}, {name}: a budget of {budget:.3%} of {n[r]} rows is less than one row; "
+                    f"{resource}, {name}: a budget of {100 * budget:.3g}% of {n[r]} rows is less than one row; "
                     "none may violate"
                 )
     settings = answers.settings(found, of_tiers if by_tier else None)

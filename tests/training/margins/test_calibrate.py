@@ -138,7 +138,9 @@ def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
     found = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target)
     assert _margins(found)["baseline"].share == pytest.approx((1.0, 1.0))
     assert found.violation["baseline"] == (0.0, 0.0)
-    assert any("0.100% of 20 rows is less than one row" in note for note in found.notes)
+    assert any("of 0.1% of 20 rows is less than one row" in note for note in found.notes)
+    rare = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target, Budgets(1e-6, 0.01))
+    assert "cpu, baseline: a budget of 0.0001% of 20 rows is less than one row; none may violate" in rare.notes
 
 
 def test_a_target_above_the_limit_counts_as_the_limit() -> None:
