@@ -264,6 +264,7 @@ def test_tasks_that_are_none_of_a_dataset_are_named_and_other_columns_of_theirs_
     expected = dataset.usage(tasks=tasks)
     mixed = pd.Series([1, "x", None], tasks.index, object)
     assert dataset.usage(tasks=tasks.assign(mixed=mixed, sparse=pd.arrays.SparseArray([0, 0, 1]))).equals(expected)
+    assert dataset.usage(tasks=tasks.astype({"collection_id": "uint64"})).equals(expected)
     gap = tasks["collection_id"].astype("Int64").where(np.array([True, False, True]))
     for frame, message in (
         (
@@ -272,6 +273,10 @@ def test_tasks_that_are_none_of_a_dataset_are_named_and_other_columns_of_theirs_
         ),
         (tasks.astype({"collection_id": float}), "collection_id must be whole numbers, .* got double"),  # a merge's
         (tasks.astype({"collection_id": "str"}), "collection_id must be whole numbers, .* got .*string"),
+        (
+            tasks.assign(collection_id=np.uint64(2**63)),
+            "collection_id must be at most 9223372036854775807, .* got 9223372036854775808",
+        ),
         (pd.concat([tasks, tasks], axis=1), "columns twice: collection_id, instance_index; each is needed once"),
         (pd.concat({"of": tasks}, axis=1), "the columns have 2 levels, expected one"),
         (tasks.assign(instance_index=pd.arrays.SparseArray([0, 0, 1])), "Sparse .*; a column has values of one type"),

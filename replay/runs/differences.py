@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Final
 
@@ -20,13 +20,17 @@ from reclaim.replay.open_loop.paired import USUAL, Comparison, Paired
 from reclaim.replay.report.units import EQUAL, UNITS, UnitSums, read_equal, read_units
 from reclaim.replay.runs.compare import Chosen
 from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
+from reclaim.training.margins.value import Value
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import RunRecord
 
 _MARGINS: Final = "margins"
 """The experiment whose runs keep their sums by unit."""
-_PROMISE: Final = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_tier")
-"""Settings that runs must share to be comparable: horizon, budgets, and whether each tier keeps them."""
+_PROMISE: Final = (
+    "horizon_s", "budgets.baseline", "budgets.aggressive", "by_tier", *(f"value.{of.name}" for of in fields(Value))
+)  # fmt: skip
+"""Settings that runs must share to be comparable: horizon, budgets, whether each tier keeps them, and the money that
+sets prices in their place."""
 _RESAMPLING: Final = ("draws", "seed", "confidence")
 """Settings of a replay that are those of its ``Bootstrap``."""
 _NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))
@@ -59,8 +63,8 @@ def differences(chosen: Chosen) -> Table:
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
     differ in them, ``paired.USUAL`` are used, and nothing is compared at equal violation. A replay recorded without
-    its sums by unit has no row. A statistical estimator is not compared with its own other margins. A budget in which
-    the replays differ is a column.
+    its sums by unit has no row. A statistical estimator is not compared with its own other margins. A budget or an
+    amount of money in which the replays differ is a column.
     """
     groups = list(_groups(chosen))
     promises = [{name: group.members[0].params.get(name) for name in _PROMISE} for group in groups]

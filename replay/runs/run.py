@@ -146,9 +146,12 @@ def by_name(bundles: Sequence[Bundle]) -> dict[str, Bundle]:
     """
     labels = [bundle.kind if bundle.origin is None else bundle.origin.label for bundle in bundles]
     named: dict[str, Bundle] = {}
+    folders: dict[Path, str] = {}
     for label, bundle in zip(labels, bundles, strict=True):
         of = bundle.origin
         name = label if of is None or of.registered or labels.count(label) == 1 else str(Path(of.source))
+        if of is not None and not of.registered:  # one folder may be named by several paths
+            name = folders.setdefault(of.folder, name)
         if name in named:
             sources = [b.origin.source for b in (named[name], bundle) if b.origin is not None]
             raise ConfigError(f"{' and '.join(sources) or label}: both are {name}; name models that differ")

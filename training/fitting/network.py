@@ -6,11 +6,11 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,6 +55,7 @@ from reclaim.training.models.prior import Prior, quarters_of
 from reclaim.training.models.survival import ABOVE, BELOW, CEILING, FLOOR, LAST, NOW
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import NO_PRIOR, FitConfig, TrainConfig
+from reclaim.training.tracking.references import BUILTIN
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,8 @@ def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
     Raises
     ------
     ConfigError
-        The model of the settings is not portable.
+        The model of the settings is not portable, or learned from rows of one of the datasets that set prices or are
+        tested.
     ModelError
         There is no such model.
     """
@@ -201,9 +203,22 @@ def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
     if not isinstance(bare, PortableForecaster):
         raise ConfigError(
             f"prior: {config.prior!r} is a model of one cluster; name one of `reclaim train … --config portable`, "
-            f"builtin or {NO_PRIOR}"
+            f"{BUILTIN} or {NO_PRIOR}"
         )
-    return Prior(bare, quarters, tuple(bundle.trained.get("datasets", ())))
+    learned_from = tuple(bundle.trained.get("datasets", ()))
+    for source, of in product(sources, learned_from):
+        if of.get("fingerprint") == source.dataset.fingerprint and _saw_more(of, source.split_facts):
+            raise ConfigError(
+                f"prior: {config.prior!r} learned from rows of {source.dataset.path} that are to set prices or to be "
+                f"tested; train it again on these features, or name one of other clusters, {BUILTIN} or {NO_PRIOR}"
+            )
+    return Prior(bare, quarters, learned_from)
+
+
+def _saw_more(of: Mapping[str, Any], here: Mapping[str, float]) -> bool:
+    """Return whether a model saw later rows or more collections of a dataset than its present split lets one see."""
+    ends = ("trained_until_us", "tuned_until_us")
+    return any(of.get(end, 0) > here[end] for end in ends) or of.get("kept_unseen", 1.0) < here["kept_unseen"]
 
 
 def _history_s(sources: Sequence[Source]) -> float:

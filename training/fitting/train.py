@@ -162,7 +162,8 @@ def run_training(
     _check_engine(engine, learner, config.estimator)
     sources = open_sources(datasets if isinstance(datasets, Sequence) else [datasets])
     key = _key(sources, config)
-    before = tracking.find_runs(config.experiment, tags={tracking.KEY_TAG: key})
+    find_runs = partial(tracking.find_runs, config.experiment, tags={tracking.KEY_TAG: key})
+    before = find_runs()
     checkpoints = _checkpoints(sources, key)
     busy = ConfigError(f"{checkpoints}: another process is running this training; wait for it")
     reused = None if force else _finished_report(before, say)
@@ -177,14 +178,32 @@ def run_training(
         learner.check(config)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the fit
     rows = validation_rows(sources, config.horizon_s)
+    with working_folder(checkpoints, busy):
+        now = find_runs()
+        if now != before and not force:  # of another process, which has ended this very training meanwhile
+            reused = _finished_report(now, say)
+        if reused is None:
+            report = _fit_and_record(sources, config, key, rows, now, engine, started, say)
+        else:
+            report = reused
+            with learner.together(config, go=False):
+                say(f"already trained: run {reused.run_id}")
+    with suppress(OSError):  # the checkpoint of another run may be next to it
+        checkpoints.parent.rmdir()
+    return _with_champion(report)
+
+
+def _fit_and_record(
+    sources: Sequence[Source], config: TrainConfig, key: str, rows: Sequence[NDArray[np.int64]],
+    before: Sequence[tracking.RunRecord], engine: Engine, started: float, say: Callable[[str], object],
+) -> TrainReport:  # fmt: skip
+    """Fit, make ready and record, in the run that was cut off before, if any; return the report."""
+    learner = learner_of(config.estimator)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     run_name = config.run_name(source.name for source in sources)
-    with (
-        working_folder(checkpoints, busy),
-        tracking.start_run(
-            config.experiment, run_name, tags=_tags(sources, key), run_id=next(iter(cut_off), None)
-        ) as run,
-    ):
+    with tracking.start_run(
+        config.experiment, run_name, tags=_tags(sources, key), run_id=next(iter(cut_off), None)
+    ) as run:
         run.log_params(config.settings())
         run.log_datasets([source.facts for source in sources], context="training")
         say(f"fitting the {config.estimator}")
@@ -193,14 +212,11 @@ def run_training(
             fitted = _fitted_on_ray(sources, config, key, engine.workers)
         else:
             with learner.together(config, go=True):
-                fitted = learner.fit(sources, config, checkpoints)
+                fitted = learner.fit(sources, config, _checkpoints(sources, key))
         oom = fit_oom(sources, config.seed)
         fit_seconds = time.perf_counter() - fitting
         trained = _make_ready(fitted, oom, sources, rows, config, say)
-        report = _record(run, trained, sources, config, fit_seconds, started, say)
-    with suppress(OSError):  # the checkpoint of another run may be next to it
-        checkpoints.parent.rmdir()
-    return _with_champion(report)
+        return _record(run, trained, sources, config, fit_seconds, started, say)
 
 
 def _finished_report(runs: Sequence[tracking.RunRecord], say: Callable[[str], object]) -> TrainReport | None:

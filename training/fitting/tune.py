@@ -159,6 +159,7 @@ def tune(
     sources = open_sources(datasets)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the search
     validation_rows(sources, config.horizon_s)  # likewise
+    learner_of(config.estimator).rests_on(sources, config)  # likewise
     key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     busy = ConfigError(f"{file}: another process is running this search; wait for it")

@@ -131,7 +131,9 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
             elif np.isnan(demand(windows)[:, r]).all():
                 cause = _NO_USAGE
             else:
-                cause = "the trace ends within the horizon of each, or their tasks have no later windows"
+                cause = (
+                    "their period or the trace ends within the horizon of each, or their tasks have no later windows"
+                )
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
                 f"expected at least 1; {cause}"
@@ -211,11 +213,11 @@ def calibrate(
             if lost[name][r] > budget:
                 notes.append(
                     f"{resource}, {name}: even the highest setting violates in {lost[name][r]:.3%} of {n[r]} rows, "
-                    f"above the budget of {budget:.3%}"
+                    f"above the budget of {100 * budget:.3g}%"
                 )
             if n[r] * budget < 1:
                 notes.append(
-                    f"{resource}, {name}: a budget of {budget:.3%} of {n[r]} rows is less than one row; "
+                    f"{resource}, {name}: a budget of {100 * budget:.3g}% of {n[r]} rows is less than one row; "
                     "none may violate"
                 )
     settings = answers.settings(found, of_tiers if by_tier else None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -136,7 +137,7 @@ class Run:
             Metric(name, float(value), self._started_ms, step)
             for step, metrics in enumerate(history, first)
             for name, value in flatten(metrics).items()
-            if isinstance(value, (int, float)) and math.isfinite(value)
+            if isinstance(value, Real) and math.isfinite(value)  # numpy's, too
         ]
         for start in range(0, len(entries), 1000):  # the store takes 1000 at a time
             self._client.log_batch(self.run_id, metrics=entries[start : start + 1000])

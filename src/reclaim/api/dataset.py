@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from reclaim.api.replay import Learned, Recommendations, Replay
     from reclaim.data.windows import Cell
+
+_MOST_ID: Final = 2**63 - 1
+"""Largest id that a dataset can hold."""
 
 
 def open(path: Path | str) -> Dataset:
@@ -390,7 +394,8 @@ def _keys_of(tasks: pd.DataFrame | None) -> pa.Table | None:
     ConfigError
         It is no frame of pandas.
     SchemaError
-        As for ``table_of``, or an id is missing or not an integer: a float may have been rounded to another task's id.
+        As for ``table_of``, or an id is missing, too large for a dataset or not an integer: a float may have been
+        rounded to another task's id.
     """
     import pandas as pd
 
@@ -406,6 +411,8 @@ def _keys_of(tasks: pd.DataFrame | None) -> pa.Table | None:
         if not pa.types.is_integer(column.type) or column.null_count:
             came = f"{column.null_count} missing" if pa.types.is_integer(column.type) else str(column.type)
             raise SchemaError(f"tasks: {name} must be whole numbers, as of Dataset.tasks(), got {came}")
+        if pa.types.is_uint64(column.type) and len(column) and (most := pc.max(column).as_py()) > _MOST_ID:
+            raise SchemaError(f"tasks: {name} must be at most {_MOST_ID}, as of Dataset.tasks(), got {most}")
     return keys
 
 

@@ -175,7 +175,8 @@ def test_without_named_runs_only_the_newest_replay_is_compared(experiment: Exper
     "other",
     [
         {"rows": 11.0}, {"horizon_s": 300}, {"dataset": "elsewhere"}, {"kept": False},
-        {"budgets.baseline": "0.1"}, {"budgets.aggressive": "0.1"}, {"by_tier": "true"},
+        {"budgets.baseline": "0.1"}, {"budgets.aggressive": "0.1"}, {"by_tier": "true"}, {"value.core_hour": "0.05"},
+        {"value.memory_hour": "0.01"}, {"value.violation": "3.0"},
     ],
 )  # fmt: skip
 def test_only_runs_that_judged_the_same_task_windows_by_the_same_promise_are_paired(
@@ -185,6 +186,13 @@ def test_only_runs_that_judged_the_same_task_windows_by_the_same_promise_are_pai
     statistical = [] if other == {"kept": False} else ["medium: vpa - borg", "medium: borg - vpa"]
     assert pairs(one + another) == statistical
     assert len(compare(Chosen((*one, *another), {}, ()))["margins"].rows) == 4
+
+
+def test_replays_at_prices_of_money_are_not_hidden_behind_a_newer_one_by_budgets(experiment: Experiment) -> None:
+    newer = experiment("a", "network", "borg", margins=("medium",), **{"value.core_hour": "null"})
+    older = experiment("b", "network", "borg", margins=("medium",), **{"value.core_hour": "0.05"})
+    rows = differences(Chosen((*newer, *older), {}, (*newer, *older))).as_records()
+    assert [row["value.core_hour"] for row in rows] == ["null", "null", "0.05", "0.05"]
 
 
 def test_a_budget_in_which_replays_differ_is_a_column_and_no_other_is(experiment: Experiment) -> None:

@@ -329,7 +329,7 @@ def of_version(version: str, folder: str = "") -> Bundle:
     return replace(
         learned(),
         origin=ModelLocation(
-            Path(source).name if folder else "reclaim", version, Path(), source, "" if folder else f"run{version}"
+            Path(source).name if folder else "reclaim", version, Path(source), source, "" if folder else f"run{version}"
         ),
     )
 
@@ -441,6 +441,15 @@ def test_models_have_distinct_names_or_an_error_says_which_are_the_same() -> Non
         ConfigError, match="reclaim@1 and reclaim@champion: both are reclaim/1; name models that differ"
     ):
         by_name([of_version("1"), again])
+
+
+def test_a_folder_named_by_two_paths_is_one_model(tmp_path: Path) -> None:
+    one, other = (
+        replace(learned(), origin=ModelLocation("m", "local", tmp_path / "m", source))
+        for source in ("m", str(tmp_path / "m"))
+    )
+    with pytest.raises(ConfigError, match=f"^m and {tmp_path / 'm'}: both are m; name models that differ"):
+        by_name([one, other])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.registry import N_FEATURES
+from reclaim.training.bundle import load_model
 from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.devices import recorded as module
 from reclaim.training.fitting.devices.distributed import Ranks
@@ -257,7 +259,7 @@ def test_a_cpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
 def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
     def source(days: float, cut: float = 1.0) -> Any:
         end_us = int(days * 86_400e6)
-        of: Any = SimpleNamespace(manifest={"span_us": [0, end_us]}, cuts_us=(0, int(end_us * cut)))
+        of: Any = SimpleNamespace(manifest={"span_us": [0, end_us]}, cuts_us=(0, int(end_us * cut)), fingerprint="f")
         return Source(of, of)
 
     def quarters(*sources: Any, **settings: Any) -> tuple[int, ...] | None:
@@ -269,6 +271,27 @@ def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
     assert quarters(source(8, 0.25)) == quarters_of(2 * 86_400)  # what follows validation rows was not learned from
     assert quarters(source(2), source(40)) is None
     assert quarters(source(2), prior="none") is None
+
+
+@pytest.mark.parametrize(
+    ("saw", "refused"),
+    [
+        ({}, False), ({"fingerprint": "another", "trained_until_us": 200}, False), ({"trained_until_us": 101}, True),
+        ({"tuned_until_us": 151}, True), ({"kept_unseen": 0.0}, True),
+    ],
+)  # fmt: skip
+def test_a_prior_is_refused_that_learned_from_rows_by_which_prices_are_set_or_that_are_tested(
+    monkeypatch: pytest.MonkeyPatch, saw: dict[str, Any], *, refused: bool
+) -> None:
+    split = {"role": "all", "test_unseen_share": 0.2}
+    of: Any = SimpleNamespace(
+        manifest={"span_us": [0, 200], "config": {"split": split}}, cuts_us=(100, 150), fingerprint="f", path="cell"
+    )
+    source, builtin = Source(of, of), load_model("builtin")
+    learned = {"fingerprint": "f", **source.split_facts, **saw}
+    monkeypatch.setattr(fit, "load_model", lambda _: replace(builtin, trained={"datasets": [learned]}))
+    with pytest.raises(ConfigError, match=r"^prior: 'm/1' learned from rows of cell ") if refused else nullcontext():
+        fit.prior_of([source], TrainConfig(prior="m/1"))
 
 
 def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(

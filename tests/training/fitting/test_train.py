@@ -39,6 +39,7 @@ from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import store_client
 from reclaim.training.tracking.references import BUILTIN_FOLDER
+from reclaim.training.tracking.runs import RunRecord
 from tests.folders import contents
 from tests.object_store import Bucket
 from tests.series import MAPPING, dataset_of, write_cell
@@ -160,6 +161,23 @@ def test_running_it_again_finds_the_finished_run(
     monkeypatch.setattr(fit.NetworkLearner, "fit", None)  # fitting again would fail
     again = run_training(place / "dataset", CONFIG)
     assert again == replace(trained, reused=True)
+    assert not (place / "dataset" / "checkpoints").exists()
+
+
+def test_a_training_that_another_process_ends_meanwhile_is_found_and_its_run_stays_as_it_is(
+    place: Path, trained: TrainReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,), looked = [r for r in tracking.find_runs(CONFIG.experiment) if r.run_id == trained.run_id], list[str]()
+
+    def find_runs(*args: Any, **given: Any) -> list[RunRecord]:
+        looked.append(args[0])
+        return [replace(run, status="RUNNING")] if len(looked) == 1 else find(*args, **given)
+
+    find = tracking.find_runs
+    monkeypatch.setattr(tracking, "find_runs", find_runs)
+    monkeypatch.setattr(fit.NetworkLearner, "fit", None)
+    assert run_training(place / "dataset", CONFIG) == replace(trained, reused=True)
+    assert tracking.find_run(run.run_id) == run
     assert not (place / "dataset" / "checkpoints").exists()
 
 

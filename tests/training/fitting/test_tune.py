@@ -372,6 +372,15 @@ def test_a_horizon_over_which_no_validation_row_has_a_known_demand_is_refused_be
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
+def test_a_prior_that_is_not_there_is_refused_before_a_trial(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "objective_of", None)  # a trial would fail
+    with pytest.raises(ModelError, match=r"'\./nowhere'"):
+        tune([dataset], replace(NETWORK, prior="./nowhere"), trials=1, config_file=tmp_path / "best.toml")
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
 def test_money_that_no_mean_limit_is_known_for_is_refused_before_a_trial(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,9 @@ def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
     found = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target)
     assert _margins(found)["baseline"].share == pytest.approx((1.0, 1.0))
     assert found.violation["baseline"] == (0.0, 0.0)
-    assert any("0.100% of 20 rows is less than one row" in note for note in found.notes)
+    assert any("of 0.1% of 20 rows is less than one row" in note for note in found.notes)
+    rare = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target, Budgets(1e-6, 0.01))
+    assert "cpu, baseline: a budget of 0.0001% of 20 rows is less than one row; none may violate" in rare.notes
 
 
 def test_a_target_above_the_limit_counts_as_the_limit() -> None:
@@ -221,7 +223,7 @@ def test_no_known_row_is_an_error_that_names_the_resource_and_the_cause() -> Non
     with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; no row has a usage of it"):
         known_rows(windows, target)
     windows.usage[:, MEMORY_MAX] = 1.0
-    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 .*; the trace ends within the horizon of each"):
+    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 .*; their period or the trace ends within the ho"):
         known_rows(windows, target)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from sqlalchemy.engine import make_url
@@ -417,6 +418,12 @@ def test_a_metric_that_is_logged_again_is_kept_once() -> None:
     points = store_client().get_metric_history(run.run_id, "loss")
     assert [(point.step, point.value) for point in points] == [(0, 3.0), (1, 2.0), (2, 1.0)]
     assert tracking.find_run(run.run_id).metrics == {"loss": 1.0}
+
+
+def test_numbers_of_numpy_are_logged_as_others_are() -> None:
+    with tracking.start_run("numpy", "network") as run:
+        run.log_history([{"loss": np.float32(0.5), "rows": np.int64(3), "none": np.float32("nan")}])
+    assert tracking.find_run(run.run_id).metrics == {"loss": 0.5, "rows": 3.0}
 
 
 def test_a_store_that_takes_no_champion_is_an_error_of_one_line_and_says_nothing_else(
