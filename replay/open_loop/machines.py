@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import with_demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import VALID, in_period
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source, rests_on
@@ -160,7 +161,7 @@ class ValidationMachines:
         The budgets are shares of machines' times. Each setting is the least that keeps its budget on the validation
         rows, per resource; the highest setting where no machine is known.
         """
-        mine, windows = answers.take(self.rows), history.windows.take(self.rows)
+        mine, windows = answers.take(self.rows), with_demand(history.windows.take(self.rows))
 
         def kept(name: str, budget: float, settings: Mapping[str, Price | Margin]) -> NDArray[np.bool_]:
             held = guarded_amounts(mine.under(settings, name, windows), windows)

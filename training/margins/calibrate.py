@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows, demand
+from reclaim.data.windows import Windows, demand, with_demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.margins.answers import Answers, Setting
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded_amounts
@@ -178,7 +178,7 @@ def calibrate(
         As ``known_rows``. A resource without any limit, which a trace need not have, gets ``Answers.UNSET`` and a
         note, unless its score is given.
     """
-    budgets = budgets or Budgets()
+    budgets, windows = budgets or Budgets(), with_demand(windows)
     needed = needed_reservation(windows, np.asarray(target, np.float64))
     rows = known_rows(windows, target)
     granted = np.any(windows.limit > 0, axis=0)

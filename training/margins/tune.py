@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.state import MADE_BY, memory_of, state_of
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Windows, with_demand
 from reclaim.training.estimators.base import STATISTIC, Estimate, Estimator, Settings
 from reclaim.training.estimators.registry import build_estimator
 from reclaim.training.margins.answers import Widened
@@ -42,7 +42,7 @@ def choose_settings(
     windows, target, budgets
         As for ``calibrate``.
     """
-    rule = np.full(target.shape, STATISTIC, np.uint8)
+    rule, windows = np.full(target.shape, STATISTIC, np.uint8), with_demand(windows)
     tried = {
         k: calibrate(Widened.alike(Estimate(answer, rule)), windows, target, budgets)
         for k, answer in enumerate(answers)

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.windows import with_demand
 from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
@@ -96,7 +97,8 @@ class PackedMoments:
         self._limit = np.concatenate([at.workload.limit for at in moments])
         before = estimates.history.previous[self._rows]
         self._around = np.union1d(self._rows, before[before >= 0])
-        self._few = estimates.history.take(self._around)
+        few = estimates.history.take(self._around)
+        self._few = replace(few, windows=with_demand(few.windows))
         self._of = np.searchsorted(self._around, self._rows)
 
     def set_sum(self, name: str, contenders: MachineContenders) -> Mapping[str, Price | Margin]:
