@@ -82,7 +82,8 @@ def test_a_task_whose_limit_is_unknown_on_its_machine_frees_nothing_there(three:
     assert candidate.freed is not None
     assert candidate.freed.cpu == candidate.freed.memory == 0.0  # machine 7 counts nothing for it
     (place,) = candidate.places
-    assert (place.machine_id, place.cost.cpu) == (9, pytest.approx(2.0))
+    assert place.machine_id == 9
+    assert place.cost.cpu == pytest.approx(2.0)
 
 
 def test_the_share_that_ranks_machines_is_the_mean_over_the_resources(three: Memory) -> None:
