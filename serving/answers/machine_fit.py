@@ -44,13 +44,15 @@ class _Candidates:
     ----------
     key : int64, shape (c, 2)
         -1 for one without a name.
-    terms : float64, shape (c, n_resources, N_TERMS)
+    terms, counted : float64, shape (c, n_resources, N_TERMS)
+        What it would count for a machine, and what it counts for its own: nothing where its limit is unknown there.
     machine : int64, shape (c,)
         Machine that it is on, or -1.
     """
 
     key: Ids
     terms: Floats
+    counted: Floats
     machine: Ids
 
 
@@ -141,7 +143,7 @@ class _Places:
             limit=resources(limit),
             known=bool((terms[:, T_LIMIT] > 0).any()),
             machine_id=None if at < 0 else at,
-            freed=None if at < 0 else self._freed(at, terms),
+            freed=None if at < 0 else self._freed(at, candidates.counted[c]),
             with_room=len(room),
             places=[
                 Place(
@@ -181,10 +183,11 @@ def _candidates(request: FitRequest, tracker: Tracker, settings: ServingSettings
     known = tracker.look(key, with_x=horizon_s is not None, parts=MACHINE_PARTS)
     terms = own_terms(known, horizon_s)
     count(known, terms, settings)
+    counted = terms.copy()
     for k, candidate in enumerate(request.candidates):
         if not terms[k].any():  # it, or its limit, is unknown
             terms[k, :, T_HELD] = _amounts(candidate.limit)
-    return _Candidates(known.key, terms, machine_of(known.task)), known.scorer
+    return _Candidates(known.key, terms, counted, machine_of(known.task)), known.scorer
 
 
 def _capacities(request: FitRequest) -> tuple[Ids | None, Floats]:

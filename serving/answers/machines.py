@@ -23,7 +23,7 @@ from reclaim.serving.wire.machine_schemas import (
     MachineReservation,
     MachinesAnswer,
 )
-from reclaim.training.machines.terms import T_LIMIT
+from reclaim.training.machines.terms import NEWCOMER_WINDOWS, T_LIMIT
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
@@ -159,11 +159,14 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
     peak, basis = found.peaks()[MARGIN_NAMES.index(margin), 0], _basis(found)[0]
     tasks, whole = int(found.tasks[0]), int(found.whole[0])
     steps = [Step(rule="limit", amounts=resources(limit), why=f"the sum of the limits of {_tasks(tasks)}")]
-    for kind, how in (
-        (_FITTED, "by a fit to peaks of machines in training"),
-        (_BOUND, "by the bound over independent tasks"),
+    between = "between the bounds over independent tasks and over tasks that peak at the same time"
+    for kind, together, how in (
+        (_FITTED, False, "by a fit to peaks of machines in training"),
+        (_BOUND, False, "by the bound over independent tasks"),
+        (_BOUND, True, between),
     ):
-        ours = [r for k, r in enumerate(RESOURCES) if basis[k] == kind]
+        curves = found.estimator.curves
+        ours = [r for k, r in enumerate(RESOURCES) if basis[k] == kind and (curves[k].together > 0) == together]
         if ours:
             why = (
                 f"the amount that the tasks' sum passes within {found.estimator.horizon_s} s with a probability of "
@@ -176,7 +179,10 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
         )
         steps.append(Step(rule="unforecast", amounts=resources(held), why=why))
     if found.newcomers.any():
-        why = "the limits of tasks that have been seen for less than an hour, whose forecasts are the least certain"
+        why = (
+            f"the limits of tasks of which fewer than {NEWCOMER_WINDOWS} windows have been seen, whose forecasts are "
+            "the least certain"
+        )
         steps.append(Step(rule="newcomers", amounts=resources(found.newcomers[0]), why=why))
     return steps
 
@@ -187,7 +193,7 @@ def _asked_in_words(found: MachineSums, margin: str, resources_of: list[str]) ->
     budget = margins.budgets[margin]
     for resource in resources_of:
         r = RESOURCES.index(resource)
-        if margins.asked[b, r] == budget:
+        if f"{margins.asked[b, r]:.3g}" == f"{budget:.3g}":  # none to name: it has hardly moved
             continue
         words = f"{margins.asked[b, r]:.3g} for {resource}"
         if np.isfinite(margins.recent[b, r]):

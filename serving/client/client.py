@@ -100,7 +100,7 @@ class Client:
     url : str
         Address of the service, such as ``http://127.0.0.1:3000``.
     token : str or None
-        Bearer token.
+        Bearer token; white space around it, as in a file, is left out.
     timeout_s : float
         Time limit of an attempt, in seconds.
     retries : int
@@ -113,6 +113,11 @@ class Client:
         Whether a refused row is an error; otherwise the answer reports it.
     transport : httpx.BaseTransport or None
         Transport in place of the network.
+
+    Raises
+    ------
+    ConfigError
+        The token is not one that a header can carry.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Final
 import httpx
 from pydantic import ValidationError
 
-from reclaim.data.errors import ReclaimError
+from reclaim.data.errors import ConfigError, ReclaimError
 from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE
 from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse
 
@@ -22,6 +23,7 @@ _TEMPORARY: Final = frozenset({BUSY, UNAVAILABLE, DISK_FULL, 502, 504})
 restarts."""
 _PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 """Failures of the transport that the caller caused, and that a retry would meet again."""
+_TOKEN: Final = re.compile("[!-~]+")
 _CONNECT_S: Final = 5.0
 """Time limit of a connection, in seconds: a host that is gone does not answer later."""
 _FIRST_WAIT_S: Final = 0.1
@@ -81,7 +83,7 @@ class Transport:
         verify: bool | Path | ssl.SSLContext, transport: httpx.BaseTransport | None,
     ) -> None:  # fmt: skip
         self._timeout_s, self._retries, self._patience_s = timeout_s, retries, patience_s
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
         if isinstance(verify, Path):
             verify = ssl.create_default_context(cafile=verify)
         self._http = httpx.Client(base_url=url, headers=headers, verify=verify, transport=transport)
@@ -134,6 +136,14 @@ class Transport:
         reason = str(error) or type(error).__name__
         tried = f" (tried {attempts} times)" if attempts > 1 else ""
         return ServiceError(f"no answer from {self._http.base_url}{tried}: {reason}; is the service running there?")
+
+
+def _checked(token: str) -> str:
+    """Return a token without surrounding white space, as a service reads its own; no error may show it."""
+    token = token.strip()
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError("token: expected visible ASCII characters without white space, got others, or none")
+    return token
 
 
 def _word(value: object) -> str:

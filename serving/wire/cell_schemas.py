@@ -263,8 +263,12 @@ class TaskExplanation(Answer):
     in_alloc: bool
     estimation: bool = Field(description="False where its collection opted out.")
     last_window: Window | None
-    by_margin: dict[str, Resources] = Field(description="Its reservation under every margin.")
-    steps: list[Step] = Field(description="From the forecast to the reservation under the margin asked for.")
+    by_margin: dict[str, Resources] = Field(
+        description="Its reservation under every margin; empty before the first window, when that is its limit."
+    )
+    steps: list[Step] = Field(
+        description="From the forecast to the reservation under the margin asked for; none before the first window."
+    )
     exceedance: Exceedance | None = Field(
         description="Probability that the demand within the horizon exceeds the reservation, read off the forecast's "
         "curve; at the limit, that it exceeds the limit, which is no violation. Null before the first window."

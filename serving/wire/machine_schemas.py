@@ -46,7 +46,9 @@ class MachineReservation(Answer):
     peak: dict[str, Resources] = Field(description="Amount that is reserved for all tasks together, by margin.")
     reclaimable: dict[str, Resources] = Field(description="`limit` less `peak`, by margin.")
     basis: BasisByResource
-    newcomers: Resources = Field(description="Limits of the tasks that have been seen for less than an hour.")
+    newcomers: Resources = Field(
+        description="Limits of the tasks of which fewer than 12 windows have been seen: an hour of five-minute ones."
+    )
     unforecast: Resources = Field(
         description="Part of the limits that is reserved whole: of tasks without a forecast, stale tasks and those of "
         "collections without estimation, and of a limit raised since the last window the addition."

@@ -74,6 +74,18 @@ def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -
     assert elsewhere.freed == candidate.freed
 
 
+def test_a_task_whose_limit_is_unknown_on_its_machine_frees_nothing_there(three: Memory) -> None:
+    three.tell(fact_rows({"task": 4, "machine_id": 7, "limit": 5.0}, {"task": 5, "machine_id": 7}))
+    request: Json = {"candidates": [{"collection_id": 5, "limit": both(2.0)}], "capacity": both(9.0)}
+    (candidate,) = fitted_to(three, **request).candidates
+    assert (candidate.known, candidate.machine_id, candidate.limit.cpu) == (False, 7, 2.0)
+    assert candidate.freed is not None
+    assert candidate.freed.cpu == candidate.freed.memory == 0.0  # machine 7 counts nothing for it
+    (place,) = candidate.places
+    assert place.machine_id == 9
+    assert place.cost.cpu == pytest.approx(2.0)
+
+
 def test_the_share_that_ranks_machines_is_the_mean_over_the_resources(three: Memory) -> None:
     # task 3 goes on at 0.4 of CPU and 0.1 of memory, of limits of 1
     scores, slot = three.tracker._scores, three.tracker.find(np.array([[3, 0]]))

@@ -78,6 +78,7 @@ def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
     assert [step.rule for step in steps] == ["limit", "fitted", "bound", "newcomers"]
     assert "(cpu)" in steps[1].why
     assert "0.00316, the budget of the medium margin" in steps[1].why
+    assert "fewer than 12 windows have been seen" in steps[3].why  # of any length
 
 
 @pytest.mark.parametrize("horizon_s", [None, *HORIZONS_S])
@@ -328,6 +329,22 @@ def test_the_probability_that_is_asked_is_told_with_its_reasons_where_it_is_not_
         "0.01, the budget of the aggressive margin, now 0.005 for cpu, because 1.23% of the recent answers for all"
         " machines were passed, and by many machines at once, for which it is lowered to 0.25 of itself"
     )
+
+
+def test_a_probability_that_reads_like_the_budget_is_not_told_as_another_one(three: Memory) -> None:
+    of = uneven(three)
+    of = replace(of, margins=replace(of.margins, asked=of.margins.asked * 0 + 0.0010004))
+    (why,) = [step.why for step in explain_machine([of], UNITS, "baseline").steps if step.rule == "bound"]
+    assert "0.001, the budget of the baseline margin, by the bound over independent tasks (cpu, memory)" in why
+
+
+def test_the_bound_that_was_used_is_named(bundle: Bundle) -> None:
+    memory = Memory(ALONE, replace(bundle, machines={3_600: (MachineCurve(together=0.5), MachineCurve())}))
+    memory.write(windows_of({"machine_id": 7}))
+    foresee(memory, {1: 0.2})
+    bounds = [step.why for step in explain_machine([sums(memory)], UNITS, "medium").steps if step.rule == "bound"]
+    assert bounds[0].endswith("by the bound over independent tasks (memory)")
+    assert bounds[1].endswith("independent tasks and over tasks that peak at the same time (cpu)")
 
 
 def test_totals_are_kept_for_a_while(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

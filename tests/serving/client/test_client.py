@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.errors import ReclaimError
+from reclaim.data.errors import ConfigError, ReclaimError
 from reclaim.serving.client import Client, RefusedRowsError, ServiceError, transport
 from reclaim.serving.wire.cell_schemas import CellQuery, CollectionFacts, TaskFacts, TaskName, UsageWindow
 from reclaim.serving.wire.machine_schemas import Candidate, FitRequest, MachineCapacity
@@ -171,6 +171,19 @@ def test_a_wrong_token_is_not_retried(client: Client, waits: list[float]) -> Non
     with Client(url, token="f" * 16) as stranger, pytest.raises(ServiceError, match="401 unauthorized"):
         stranger.state()
     assert waits == []
+
+
+def test_a_token_as_read_from_its_file_is_sent_without_the_line_end_and_no_error_shows_one() -> None:
+    def state(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == f"Bearer {TOKEN}"
+        return httpx.Response(200, json={"ready": True})
+
+    with Client("http://service", token=TOKEN + "\n", transport=httpx.MockTransport(state)) as client:
+        assert client.ready().ready
+    for wrong in ("", "\n", "first\nsecond", "passé"):
+        with pytest.raises(ConfigError, match=r"^token: expected visible ASCII") as caught:
+            Client("http://service", token=wrong)
+        assert not wrong.strip() or wrong not in str(caught.value)
 
 
 def refusal(status: int, **headers: str) -> httpx.Response:
