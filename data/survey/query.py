@@ -52,7 +52,7 @@ class Tables:
                 continue
             self._view(table, self._files(table))
             described = connection.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-            self.columns[table] = tuple(row[0] for row in described)
+            self.columns[table] = tuple(row[0] for row in described if row[0] != ROW)
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
         """Return the rows of a query as dicts by column."""

@@ -356,9 +356,10 @@ class Coach(Predictor):
     The split, the windows and the percentile are the paper's, recalled beyond its abstract, not verified. Assumed here:
     each task is predicted from its own past (Coach learns from earlier virtual machines, and predicts in steps of 5 %),
     by all its usage over limit in the window so far, times its limit now; a window in which it was not seen on an
-    earlier day has all its usage. Only the window of now and the ``ahead`` next ones count, in which a peak within some
-    hours lies; with 5 of them it is the whole day, as where Coach places a virtual machine. A ``guaranteed`` percentile
-    of 0 leaves next to nothing guaranteed, and the windows alone with ``oversubscribed``.
+    earlier day has all its usage. Guarantees are over all windows. Of what exceeds them, only the window of now and the
+    ``ahead`` next ones count, in which a peak within some hours lies; with 5 of them it is the whole day, as where
+    Coach places a virtual machine. A ``guaranteed`` percentile of 0 leaves next to nothing guaranteed, and the windows
+    alone with ``oversubscribed``.
     """
 
     guaranteed: float = 95.0

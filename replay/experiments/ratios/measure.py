@@ -189,8 +189,9 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "task's first window, and afterwards the answer to the window before.",
     "gap": "Mean over tasks, each by its weight, of reservation less usage, over the limit, where usage counts up to "
     "the limit: nothing beyond that is ever reserved. Usage above the reservation takes some of it away.",
-    "oracle": "Reserves exactly what will be used within the horizon, and the limit in the last horizon of the trace, "
-    "where that is unknown: in a short test period its gap can be wider than that of an estimator.",
+    "oracle": "Reserves exactly what will be used within the horizon, and the limit where that is unknown: in the last "
+    "horizon of the trace, and in the first window of each task in the test period, because what is used there is kept "
+    "from earlier answers. In a short test period its gap can be wider than that of an estimator.",
     "over the limit": "Share of tasks, each by its weight, of which the mean usage is above the limit: CPU that was "
     "free and not granted.",
     "over": "Share of tasks of which in any window the demand (of CPU the 90th percentile, of memory the largest "

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reclaim.cli import app as cli
+from reclaim.data import schema as s
 from reclaim.data.core.pages.render import inline_svg
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, TraceError
@@ -191,6 +192,7 @@ def test_tasks_live_from_first_to_last_seen_and_events_are_counted_by_name(facts
 
 def test_missing_fields_machines_and_rejects_are_counted(facts: dict[str, Any]) -> None:
     missing = facts["missing"]["usage"]
+    assert set(s.USAGE.names) <= missing.keys() <= {*s.USAGE.names, *s.EXTRAS}
     assert (missing["cpu_percentiles"], missing["cpu_mean"], missing["cpi"]) == (0.2, 0.0, 1.0)
     assert facts["machines"]["capacities"] == [
         {"cpu": 0.5, "memory": 0.25, "machines": 1}, {"cpu": 2.0, "memory": 1.0, "machines": 1},
