@@ -41,8 +41,8 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "reclaimable": "Request less recommended request: in the files for programs of one task, in tables and totals "
         "of the tasks that run at the end of the history; of a workload that is not running, those that ran last. "
         "The request of a workload is the largest of its tasks; where they differ, reclaimable is from the mean."
-        + (" Jobs and bare pods that are over count in no sum, because those of a week never ran together, nor do "
-           "containers that their pods no longer have." if kubernetes else ""),
+        + (" Jobs, bare and static pods that are over count in no sum, because those of a week never ran together. "
+           "Containers that their pods no longer have count in none either." if kubernetes else ""),
         "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
         f"{config.history_days:g} days since its first window and {config.ran_hours:g} hours of windows, nor where "
         "the test part has no window of it, so that the back-test says nothing.",

@@ -44,7 +44,7 @@ def records(results: Results) -> list[dict[str, Any]]:
     """Return one flat record per workload, without pictures."""
     found = []
     for line in results["workloads"]:
-        record = {key: line[key] for key in _OF_WORKLOAD}
+        record = {key: line[key] for key in _OF_WORKLOAD} | {"over": is_over(line)}
         for r in RESOURCES:
             record |= {f"{r}_{key}": line[r][key] for key in _OF_RESOURCE}
             record |= {f"{r}_{key}": line[r]["violation"][of] for key, of in _OF_VIOLATION.items()}
@@ -75,7 +75,8 @@ def as_krr_json(results: Results) -> str:
 
     Numbers of our own are under ``reclaim`` in each scan, which programs for KRR ignore.
     """
-    scans = [_scan(line, record) for line, record in zip(results["workloads"], records(results), strict=True)]
+    both = zip(results["workloads"], records(results), strict=True)
+    scans = [_scan(line, record) for line, record in both if not record["over"]]
     cost = sum(_COSTS.get(scan["severity"], 0.0) for scan in scans)
     report = {
         "scans": scans,

@@ -21,8 +21,9 @@ from reclaim.replay.experiments.recommend.policy import RULES, Policy, Recommend
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows, peaks_by_task
 from reclaim.replay.open_loop.bootstrap import number
 
-_ONCE: Final = ("Job", "Pod")
-"""Kinds of Kubernetes that run once: the next job or bare pod has another name, and is another workload."""
+_ONCE: Final = ("Job", "Pod", "Node", "Workflow", "TaskRun")
+"""Kinds that run once: the next job or bare pod, node of a static pod, run of Argo or Tekton has another name, and is
+another workload."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def lines_of(
         shown = names.anonymous(shown)
     pictures = Pictures.draw(rows, series, decisions, made.request)
     facts = _Facts.of(rows, decisions, now)
-    absent = _absent(rows, workloads)
+    # numbers that stand for pods are those of one container
+    absent = np.zeros(len(workloads), np.bool_) if names.is_anonymous(dataset) else _absent(rows, workloads)
     pods = [[] for _ in now] if config.anonymise else _pods(dataset, rows, facts.tasks)
     return [
         {
@@ -203,7 +205,8 @@ def _together(tasks: Integers, begins_us: Integers, ends_us: Integers) -> Intege
 def _absent(rows: TaskRows, workloads: Sequence[names.Workload]) -> NDArray[np.bool_]:
     """Return which workloads, (n_workloads,), are a container that the pod of their object that began last is without.
 
-    Of pods that have run for less than ``_late_us`` not all containers may have a window yet.
+    Of pods that have run for less than ``_late_us`` not all containers may have a window yet: what began in them is
+    there, too.
     """
     numbers: dict[tuple[str | None, ...], int] = {}
     of = np.array([numbers.setdefault((one.cluster, one.namespace, one.kind, one.name), len(numbers))
@@ -216,7 +219,8 @@ def _absent(rows: TaskRows, workloads: Sequence[names.Workload]) -> NDArray[np.b
     last_pod[of[rows.workload[ran]]] = pod[ran]  # of several the last one counts
     began_us[of[rows.workload[ran]]] = rows.scheduled_us[ran]
     theirs = of[rows.workload]
-    there = np.unique(rows.workload[(pod == last_pod[theirs]) & (rows.end_us > began_us[theirs])])
+    in_it = (pod == last_pod[theirs]) & (rows.start_us >= began_us[theirs])
+    there = np.unique(rows.workload[in_it | (rows.scheduled_us > began_us[theirs])])
     return (began_us[of] >= 0) & ~np.isin(np.arange(len(of)), there)
 
 

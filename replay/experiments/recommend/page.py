@@ -74,9 +74,8 @@ def findings(results: Results) -> list[str]:
     """
     found = [_sums(results, r) for r in judged(results)]
     found += _not_running(results)
-    uneven = sum(
-        any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in results["workloads"]
-    )
+    counted = [line for line in results["workloads"] if not is_over(line)]
+    uneven = sum(any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in counted)
     if uneven:
         found.append(
             f"{uneven} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest is "
@@ -100,7 +99,7 @@ def findings(results: Results) -> list[str]:
         }[verdict]
         numbers = f" ({percent(rate['value'])} violate, {percent(results['budget'][r])} may)" if verdict else ""
         found.append(f"{RESOURCE_TITLES[r]}: {said}{numbers}")
-        held = sum(line[r]["rule"] == RULES[OVER] for line in results["workloads"])
+        held = sum(line[r]["rule"] == RULES[OVER] for line in counted)
         if held:
             config = results["inputs"]["config"]
             why = (
@@ -114,7 +113,7 @@ def findings(results: Results) -> list[str]:
         found.append(
             "no workload has more than one day of back-test, and so none an interval: a longer history says more"
         )
-    if leave := sum(_leaves_guaranteed(line) for line in results["workloads"]) if results["kubernetes"] else 0:
+    if leave := sum(map(_leaves_guaranteed, counted)) if results["kubernetes"] else 0:
         found.append(
             f"Guaranteed: {leave} of the workloads whose requests are their limits would request less; such pods "
             "become Burstable and are evicted sooner"
@@ -139,8 +138,8 @@ def _not_running(results: Results) -> list[str]:
     """Return what the sums hold of workloads that do not run at the end of the history, and how many they leave out."""
     over = sum(is_over(line) for line in results["workloads"])
     found = [
-        "Jobs and bare pods that are over, and containers that their pods no longer have, count in no sum of requests: "
-        f"{over:,}"
+        "Jobs, bare and static pods that are over, and containers that their pods no longer have, count in no sum of "
+        f"requests: {over:,}"
     ]
     idle = [line for line in results["workloads"] if not line["running"] and not is_over(line)]
     amounts = []
@@ -150,8 +149,8 @@ def _not_running(results: Results) -> list[str]:
         amounts.append(f"{amount} of {RESOURCE_WORDS[r]}")
     subject = f"{len(idle)} workload{'s do' if len(idle) != 1 else ' does'}"
     said = (
-        f"{subject} not run at the end of the history; of the requests in all, {' and '.join(amounts)} are of the "
-        "tasks that ran last there"
+        f"{subject} not run at the end of the history; the requests in all count the tasks that ran last: "
+        f"{' and '.join(amounts)}"
     )
     return found * bool(over) + [said] * bool(idle)
 

@@ -64,7 +64,7 @@ class Patches:
         Objects that are patched.
     left_out : tuple of str
         Objects with requests to change that are not patched, or not whole, each with the reason: their kinds cannot be
-        patched, or their containers may not be in the manifest. Jobs and bare pods that are over are not named.
+        patched, or their containers may not be in the manifest. What is no object to patch and is over is not named.
     """
 
     workloads: int
@@ -122,7 +122,7 @@ def write_patches(results: Results, folder: Path, *, containers: str | None = No
     by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
     unlisted: dict[tuple[tuple[Path, str, str], str], list[str]] = {}
     for line in results["workloads"]:
-        if is_over(line) and not line["absent"]:
+        if is_over(line) and line["kind"] not in _KINDS:
             continue  # there may be thousands
         if _resources(line) and (named is None or named.fullmatch(line["container"] or "")):
             for name in (line["namespace"], line["name"]):

@@ -205,12 +205,12 @@ def test_it_is_said_how_much_of_all_requests_is_of_workloads_that_do_not_run(rep
     (said,) = (one for one in findings({**report.results, "workloads": lines}) if "not run" in one)
     # four tasks of 0.8 cores and 1,536 MiB
     assert said == (
-        "2 workloads do not run at the end of the history; of the requests in all, 3.2 cores of CPU and 6,144 MiB of "
-        "memory are of the tasks that ran last there"
+        "2 workloads do not run at the end of the history; the requests in all count the tasks that ran last: 3.2 "
+        "cores of CPU and 6,144 MiB of memory"
     )
     lines = [{**first, "running": False, "kind": "Job"}, {**second, "running": False, "kind": "Pod"}, *rest]
-    (said,) = (one for one in findings({**report.results, "workloads": lines}) if "over" in one)
-    assert said.startswith("Jobs and bare pods that are over, and containers")
+    (said,) = (one for one in findings({**report.results, "workloads": lines}) if "are over" in one)
+    assert said.startswith("Jobs, bare and static pods that are over, and containers")
     assert said.endswith("count in no sum of requests: 2")
 
 

@@ -46,7 +46,8 @@ def test_jobs_pods_and_containers_that_are_over_are_in_no_sum() -> None:
     """Those of a week never ran together; a cron job runs again, and so may a Deployment."""
     over = {"running": False}
     others = [line(1, 2.0, 1.0) | {"kind": "Job"}, line(1, 4.0, 2.0) | over, line(1, 8.0, 4.0) | over | {"kind": None}]
-    lines = [*others, *(line(3, now, 16.0) | over | {"kind": kind} for kind in ("Job", "Pod") for now in (32.0, None))]
+    once = ("Job", "Pod", "Node", "Workflow", "TaskRun")
+    lines = [*others, *(line(3, now, 16.0) | over | {"kind": kind} for kind in once for now in (32.0, None))]
     lines += [line(1, 64.0, 64.0) | over | {"absent": True}]
     assert totals(lines)["cpu"] == {
         "requested": 14.0, "reclaimable": 7.0, "share": 0.5, "changes": 3, "raises": 0, "first": 0, "firsts": 0,
@@ -124,7 +125,13 @@ def test_a_container_is_absent_where_the_pod_that_began_last_runs_without_it() -
     again = replace(rows_of([(0, 0, [1.0] * 20), (1, 0, [1.0] * 40)]), index=np.array([0, 0]))
     again.scheduled_us[(again.workload == 1) & (again.start_us >= 20 * SLOT)] = 20 * SLOT
     assert _absent(again, workloads).tolist() == [True, False]
-    # the second one alone began again, and the first goes on next to it
-    beside = replace(rows_of([(0, 0, [1.0] * 40), (1, 0, [1.0] * 40)]), index=np.array([0, 0]))
-    beside.scheduled_us[(beside.workload == 1) & (beside.start_us >= 20 * SLOT)] = 20 * SLOT
-    assert _absent(beside, workloads).tolist() == [False, False]
+    # half a minute before the end of a slot: the last window of the first is filled to that end
+    again.scheduled_us[again.scheduled_us > 0] -= SLOT // 10
+    assert _absent(again, workloads).tolist() == [True, False]
+    # the second one alone began again, and the first goes on
+    both = replace(rows_of([(0, 0, [1.0] * 40), (1, 0, [1.0] * 40)]), index=np.array([0, 0]))
+    both.scheduled_us[(both.workload == 1) & (both.start_us >= 20 * SLOT)] = 20 * SLOT
+    assert _absent(both, workloads).tolist() == [False, False]
+    # no later run of a cron job took ten minutes: the containers of those are there, too
+    runs = replace(rows_of([(0, 0, [1.0] * 3), (1, 12, [1.0]), (1, 24, [1.0])]), index=np.arange(3))
+    assert _absent(runs, workloads).tolist() == [False, False]

@@ -172,7 +172,9 @@ def test_pods_that_cannot_be_changed_are_left_out_with_the_reason(tmp_path: Path
     )
     over = [{**one, "running": False} for one in lines]  # of jobs and pods that ended there may be thousands
     written = write_patches(results_of(*over), tmp_path / "patches")
-    assert (written.workloads, [name.split(":")[0] for name in written.left_out]) == (1, ["shop/node, a Node"])
+    assert (written.workloads, written.left_out) == (1, ())
+    written = write_patches(results_of(*({**one, "absent": True} for one in over)), tmp_path / "patches")
+    assert (written.workloads, [name.partition(",")[0] for name in written.left_out]) == (0, ["app of shop/cronjob"])
 
 
 UNSET = of_resource(None, None, 0.05, "estimate")
