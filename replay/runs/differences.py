@@ -63,8 +63,8 @@ def differences(chosen: Chosen) -> Table:
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
     differ in them, ``paired.USUAL`` are used, and nothing is compared at equal violation. A replay recorded without
-    its sums by unit has no row. A statistical estimator is not compared with its own other margins. A budget or an
-    amount of money in which the replays differ is a column.
+    its sums by unit has no row. A statistical estimator is not compared with its own other margins. A setting of the
+    promise in which the replays differ is a column.
     """
     groups = list(_groups(chosen))
     promises = [{name: group.members[0].params.get(name) for name in _PROMISE} for group in groups]

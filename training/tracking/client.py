@@ -71,8 +71,7 @@ def default_store(uri: str) -> Iterator[None]:
 
     So is the experiment that the caller has set, with which MLflow refuses to continue a run of another one, and the
     run that the environment names, in whose place MLflow would start none. MLflow keeps the store in variables of the
-    environment, too. It prints no address of a run on a server: the output of a
-    command may be JSON.
+    environment, too. It prints no address of a run on a server: the output of a command may be JSON.
     """
     import mlflow
     from mlflow.tracking import fluent

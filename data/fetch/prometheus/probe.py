@@ -128,19 +128,24 @@ def plan(
         pieces=pieces,
         samples=samples,
         n_bytes=round(samples * _STORED_BYTES),
-        seconds=pieces * _seconds_of_piece(client, first, chosen, end_s) * samples / max(found[0].samples, 1),
+        seconds=samples * _seconds_of_sample(client, first, chosen, end_s, found[0].samples / (end_s - start_s)),
     )
 
 
-def _seconds_of_piece(client: Client, metric: Metric, transport: str, end_s: int) -> float:
-    """Return the time that reading a metric of two hours takes, on a straight line through reads of ``_TIMED_S``."""
-    took_s = []
+def _seconds_of_sample(client: Client, metric: Metric, transport: str, end_s: int, rate: float) -> float:
+    """Return the time that a sample of a metric takes in a piece, on a straight line through reads of ``_TIMED_S``.
+
+    ``rate`` is the number of samples of the metric to expect in a second of the range.
+    """
+    took_s, read = [], 0
     for looked_s in _TIMED_S:
-        begun = time.perf_counter()
-        read_series(client, metric, transport, (end_s - looked_s) * 1000, end_s * 1000)
+        begun, start_s = time.perf_counter(), end_s - looked_s
+        found = read_series(client, metric, transport, start_s * 1000, end_s * 1000, planned=rate * looked_s)
         took_s.append(time.perf_counter() - begun)
+        read = sum(len(series.value) for series in found)
     _, short_s, long_s = took_s
-    return long_s + max(long_s - short_s, 0.0) * (PIECE_S - _TIMED_S[2]) / (_TIMED_S[2] - _TIMED_S[1])
+    piece_s = long_s + max(long_s - short_s, 0.0) * (PIECE_S - _TIMED_S[2]) / (_TIMED_S[2] - _TIMED_S[1])
+    return piece_s / max(read * PIECE_S / _TIMED_S[2], 1)
 
 
 def choose(client: Client, metric: Metric, start_s: int, end_s: int, transport: str) -> str:

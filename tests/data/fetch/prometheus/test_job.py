@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
 from reclaim.data.fetch.prometheus.probe import choose
 from reclaim.data.traces.dialect import load_dialect
 from reclaim.data.traces.history import RawSeries
-from tests.data.fetch.prometheus.answering import Answer, always, ok, serving
+from tests.data.fetch.prometheus.answering import Answer, ok, serving
 
 
 def _of_clusters(values: list[dict[str, str]], path: str, headers: dict[str, str], _: int) -> Answer:
@@ -203,23 +204,33 @@ def test_a_namespace_under_which_no_pod_is_listed_is_doubted(namespace: str | No
 def test_the_time_of_a_fetch_counts_what_is_for_each_series_once_a_piece(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A read takes a second, and one more for ten minutes of samples; a day is twelve pieces of two hours."""
-    now_s = 0.0
+    """A read takes a second, and one more for ten minutes; so a piece takes 13, with 12 times the ten minutes' samples.
 
-    def read(*of: Any) -> list[RawSeries]:
+    Of three places of the range the first has none, so a read has half as many again as the mean.
+    """
+    now_s, series = 0.0, 30
+
+    def read(*of: Any, planned: float) -> list[RawSeries]:
         nonlocal now_s
-        now_s += 1.0 + (of[-1] - of[-2]) / 600_000 + 7.0 * (now_s == 0.0)  # decoders are compiled
-        return []
+        tens = (of[-1] - of[-2]) / 600_000
+        assert planned == pytest.approx(series * tens * 2 / 3)  # what is expected on average
+        now_s += 1.0 + tens + 7.0 * (now_s == 0.0)  # decoders are compiled
+        values = np.zeros(round(series * tens))
+        return [RawSeries((), values.astype(np.int64), values)]
+
+    def respond(_path: str, headers: dict[str, str], _: int) -> Answer:
+        first_hour = "count_over" in headers["body"] and "time=179340" in headers["body"]  # 2026-10-31
+        one = {"metric": {}, "value": [1, "0" if first_hour else str(series)]}
+        return ok({"resultType": "vector", "result": [one]})
 
     monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.read_series", read)
     monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.time.perf_counter", lambda: now_s)
     monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.choose", lambda *_: "query")
-    one = ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
-    with serving(partial(always, one)) as (url, _):
-        config = HistoryConfig(Access(url), days=1, end="2026-11-02", probe=True)
+    with serving(respond) as (url, _):
+        config = HistoryConfig(Access(url), days=2, end="2026-11-02", probe=True)
         found = fetch_history(config, tmp_path / "out").plan
     assert found is not None
-    assert found.seconds == pytest.approx(len(found.found) * 12 * 13.0)
+    assert found.seconds == pytest.approx(found.samples * 13.0 / (12 * series))
 
 
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
