@@ -89,6 +89,7 @@ from reclaim.training.models.forecaster import ALL_HEADS, Forecaster
 from reclaim.training.models.survival import forecast_of
 from reclaim.training.settings import NO_PRIOR, TrainConfig
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.client import sqlite_uri
 
 TREES, MIX, LIMIT = "trees", "mix", "limit"
 NAMES = tuple(name for name in ESTIMATORS if name != LIMIT)
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="Print the tables.")
     arguments = parser.parse_args()
     horizons_s = HORIZONS_S if arguments.horizon is None else (arguments.horizon,)
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{(arguments.work / 'mlflow.db').absolute()}"
+    os.environ["MLFLOW_TRACKING_URI"] = sqlite_uri(arguments.work / "mlflow.db")
     started = time.perf_counter()
     (source,) = open_sources([arguments.transfer or arguments.dataset])
     (origin,) = open_sources([arguments.dataset])

@@ -45,6 +45,7 @@ from reclaim.training.fitting.sources import open_sources
 from reclaim.training.margins.answers import Answers
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.tune import TunedEstimator, Tuning
+from reclaim.training.tracking.client import sqlite_uri
 
 RESULTS: Final = Path(__file__).parent / "results" / "by-limit.json"
 HORIZON_S: Final = 3_600
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--rivals", nargs="+", choices=NAMES, default=RIVALS, metavar="NAME", help="By default six.")
     parser.add_argument("--out", type=Path, default=RESULTS, help="By default benchmarks/results/by-limit.json.")
     asked = parser.parse_args()
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{(asked.work / 'mlflow.db').absolute()}"
+    os.environ["MLFLOW_TRACKING_URI"] = sqlite_uri(asked.work / "mlflow.db")
     (source,) = open_sources([asked.dataset])
     name = name_of(source)
     settings = json.loads((asked.bar or RESULTS.parent / f"bar-{name}.json").read_text())["settings"]

@@ -32,6 +32,7 @@ from benchmarks import made_by
 from benchmarks.replay_cell import ALL, compose, halve, run
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.schema import RESOURCES
+from reclaim.training.tracking.client import sqlite_uri
 
 RESULTS: Final = Path(__file__).parent / "results" / "machines.json"
 HORIZONS: Final = {"1h": 3_600, "24h": 86_400}
@@ -85,7 +86,7 @@ def main() -> None:
 
 def call(work: Path, *words: str) -> None:
     """Run a command of reclaim in the work folder."""
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlruns/mlflow.db"}
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": sqlite_uri(work / "mlruns/mlflow.db")}
     run([str(Path(sys.executable).with_name("reclaim")), *map(str, words)], work, environment)
 
 

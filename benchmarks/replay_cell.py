@@ -26,6 +26,7 @@ from benchmarks.replay_tables import replays
 from reclaim.data.core.files import replaced_folder
 from reclaim.replay.runs.catalogue import EXPERIMENTS
 from reclaim.training.estimators.registry import ESTIMATORS
+from reclaim.training.tracking.client import sqlite_uri
 
 SERIES = ("bitbrains_faststorage", "azure_2017")
 """Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
@@ -66,7 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     work = asked.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlruns/mlflow.db"}
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": sqlite_uri(work / "mlruns/mlflow.db")}
     reclaim = [str(Path(sys.executable).with_name("reclaim"))]
 
     before = max(1, asked.days // 7)

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import made_by
 from reclaim.data.dataset import Dataset
+from reclaim.training.tracking.client import sqlite_uri
 
 RESULTS = Path(__file__).parents[1] / "results"
 CHEAP = "estimators=['borg', 'limit']"
@@ -46,7 +47,7 @@ def stages(machines: str, days: str, form: str, work: Path) -> dict[str, tuple[l
 
 def run(command: list[str], work: Path) -> tuple[float, float]:
     """Run a command; return its seconds and the largest resident set of its process, in MiB."""
-    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{work / 'mlflow.db'}", "MLFLOW_ARTIFACT_ROOT": ""}
+    environment = os.environ | {"MLFLOW_TRACKING_URI": sqlite_uri(work / "mlflow.db"), "MLFLOW_ARTIFACT_ROOT": ""}
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "reclaim", *command], env=environment, cwd=work)
     _, status, usage = os.wait4(process.pid, 0)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import AFTER_TRACE_US
 from reclaim.features.seen import SEEN, holds
+from reclaim.training.fitting.sources import fitted_until_us, reason_against, until
 from reclaim.training.settings import NO_PRIOR
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class _Learned:
     @property
     def fitted_until_us(self) -> int:
         """The end of the rows that every forecaster of the model may have been fitted on, µs; 0 without that record."""
-        return int(self.facts.get("tuned_until_us" if self.of_prior else "trained_until_us", 0))
+        return fitted_until_us(self.facts, of_prior=self.of_prior)
 
 
 def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
@@ -68,8 +68,6 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
         It was fitted, stopped, priced or calibrated on rows that are tested here, or fitted on those that margins are
         set on.
     """
-    begins_us, tests_us = features.cuts_us
-    unseen = features.manifest["config"]["split"]["test_unseen_share"]
     learned = _learned_from(name, bundle, features)
     path = features.dataset.path
     remedy = (
@@ -79,31 +77,17 @@ def judged_on(name: str, bundle: Bundle, features: FeatureSet) -> Bundle:
     if bundle.origin is not None and bundle.origin.builtin:
         remedy = "name another with --model, or none with --no-model"
     for one in learned:
-        facts = one.facts
         whose = f"the prior of {name}" if one.of_prior else name
         then = f"train it with another one, or with `--set prior={NO_PRIOR}`" if one.of_prior else remedy
         if one.in_test:
             raise ConfigError(
                 f"{path}: {whose} was trained or tuned on windows that are also to be tested here, as part of the "
-                f"dataset {facts['name']}; {then}"
+                f"dataset {one.facts['name']}; {then}"
             )
-        if one.same and "tuned_until_us" in facts:
-            for done in ("trained", "tuned"):
-                if (until_us := facts[f"{done}_until_us"]) > tests_us:
-                    raise ConfigError(
-                        f"{path}: {whose} was {done} on this dataset {_till(until_us)}, and its test period begins at "
-                        f"{tests_us} µs; {then}"
-                    )
-            if facts["kept_unseen"] < unseen:
-                raise ConfigError(
-                    f"{path}: {unseen:.0%} of the collections are to be unseen in the test, and {whose} was trained "
-                    f"and tuned on all but {facts['kept_unseen']:.0%}; {then}"
-                )
-        if (one.same or one.in_validation) and one.fitted_until_us > begins_us:
-            raise ConfigError(
-                f"{path}: {whose} was trained on windows {_till(one.fitted_until_us)}, and the validation period, on "
-                f"which margins are set, begins at {begins_us} µs; {then}"
-            )
+        if one.same or one.in_validation:
+            reason = reason_against(one.facts, features, whose, of_prior=one.of_prior, same=one.same)
+            if reason is not None:
+                raise ConfigError(f"{path}: {reason}; {then}")
     return _as_asked(bundle, learned)
 
 
@@ -125,7 +109,7 @@ def compared_on(
             if one.same and one.fitted_until_us > begins_us:
                 whose = f"the prior of the {name}" if one.of_prior else f"the {name}"
                 raise ConfigError(
-                    f"{features.dataset.path}: {whose} was trained on it {_till(one.fitted_until_us)}, and its "
+                    f"{features.dataset.path}: {whose} was trained on it {until(one.fitted_until_us)}, and its "
                     f"validation period begins at {begins_us} µs; judge on another dataset, or {remedy}"
                 )
             if one.in_validation:
@@ -161,7 +145,3 @@ def _as_asked(bundle: Bundle, learned: list[_Learned]) -> Bundle:
     mine = [one.facts for one in learned if (one.same or one.in_validation) and not one.of_prior]
     until_us = max((int(facts.get("tuned_until_us", 0)) for facts in mine), default=None)
     return replace(bundle, learned_until_us=until_us)
-
-
-def _till(until_us: int) -> str:
-    return "to its end" if until_us == AFTER_TRACE_US else f"until {until_us} µs on its clock"

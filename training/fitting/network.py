@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -35,6 +35,7 @@ from reclaim.training.fitting.sources import (
     chosen_rows,
     hidden_features,
     newest_rows,
+    reason_against,
     rows_in_memory,
 )
 from reclaim.training.models.beyond import Beyond, beyond_of
@@ -186,11 +187,15 @@ class NetworkLearner(Learner):
 def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
     """Return what is mixed into the curves of a network of some datasets; None where their history is long enough.
 
+    A prior of one of these datasets is refused where a replay would refuse the network, by the same rule. Only the same
+    dataset is known, by its fingerprint; a prior of another dataset with windows of the same time is taken here, and
+    refused by the replay.
+
     Raises
     ------
     ConfigError
-        The model of the settings is not portable, or learned from rows of one of the datasets that set prices or are
-        tested.
+        The model of the settings is not portable, or was trained or tuned on rows of one of the datasets that set
+        prices or are tested.
     ModelError
         There is no such model.
     """
@@ -207,18 +212,14 @@ def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
         )
     learned_from = tuple(bundle.trained.get("datasets", ()))
     for source, of in product(sources, learned_from):
-        if of.get("fingerprint") == source.dataset.fingerprint and _saw_more(of, source.split_facts):
+        if of.get("fingerprint") != source.dataset.fingerprint:
+            continue
+        reason = reason_against(of, source.features, repr(config.prior), of_prior=True)
+        if reason is not None:
             raise ConfigError(
-                f"prior: {config.prior!r} learned from rows of {source.dataset.path} that are to set prices or to be "
-                f"tested; train it again on these features, or name one of other clusters, {BUILTIN} or {NO_PRIOR}"
+                f"prior: {source.dataset.path}: {reason}; name one that learned from other clusters, or {NO_PRIOR}"
             )
     return Prior(bare, quarters, learned_from)
-
-
-def _saw_more(of: Mapping[str, Any], here: Mapping[str, float]) -> bool:
-    """Return whether a model saw later rows or more collections of a dataset than its present split lets one see."""
-    ends = ("trained_until_us", "tuned_until_us")
-    return any(of.get(end, 0) > here[end] for end in ends) or of.get("kept_unseen", 1.0) < here["kept_unseen"]
 
 
 def _history_s(sources: Sequence[Source]) -> float:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import AFTER_TRACE_US
 from reclaim.data.windows import (
     CPU_MAX,
     CPU_MEAN,
@@ -80,6 +81,60 @@ class Source:
         split = self.features.manifest["config"]["split"]
         kept = 0.0 if split["role"] == "train" else split["test_unseen_share"]  # there they set margins, too
         return {"trained_until_us": trained, "tuned_until_us": tuned, "kept_unseen": kept}
+
+
+def fitted_until_us(facts: Mapping[str, Any], *, of_prior: bool) -> int:
+    """Return the end of the rows of a dataset that every forecaster of a model may have been fitted on, in µs.
+
+    A prior has no held-out forecaster, so the rows that it was tuned on count. 0 where its ``split_facts`` are missing.
+    """
+    return int(facts.get("tuned_until_us" if of_prior else "trained_until_us", 0))
+
+
+def reason_against(
+    facts: Mapping[str, Any], features: FeatureSet, whose: str, *, of_prior: bool, same: bool = True
+) -> str | None:
+    """Return why a model that learned from a dataset is not tested on it; None where it can be.
+
+    The rule of replays, and of the choice of a prior.
+
+    Parameters
+    ----------
+    facts : mapping
+        The bundle's facts of what the model, or its prior, learned from, with ``Source.split_facts``.
+    features : FeatureSet
+        Of the dataset that is to be tested.
+    whose : str
+        Name of the model, for the reason.
+    of_prior : bool
+        Whether the facts are those of a prior.
+    same : bool
+        Whether the facts are those of this dataset, or of another one that holds windows of its validation period.
+    """
+    begins_us, tests_us = features.cuts_us
+    unseen = features.manifest["config"]["split"]["test_unseen_share"]
+    if same and "tuned_until_us" in facts:
+        for done in ("trained", "tuned"):
+            if (until_us := facts[f"{done}_until_us"]) > tests_us:
+                return (
+                    f"{whose} was {done} on this dataset {until(until_us)}, and its test period begins at {tests_us} µs"
+                )
+        if facts["kept_unseen"] < unseen:
+            return (
+                f"{unseen:.0%} of the collections are to be unseen in the test, and {whose} was trained and tuned on "
+                f"all but {facts['kept_unseen']:.0%}"
+            )
+    if (until_us := fitted_until_us(facts, of_prior=of_prior)) > begins_us:
+        return (
+            f"{whose} was trained on windows {until(until_us)}, and the validation period, on which margins are set, "
+            f"begins at {begins_us} µs"
+        )
+    return None
+
+
+def until(until_us: int) -> str:
+    """Return the words for an end of rows of a dataset."""
+    return "to its end" if until_us == AFTER_TRACE_US else f"until {until_us} µs on its clock"
 
 
 def open_sources(paths: Sequence[Path]) -> list[Source]:

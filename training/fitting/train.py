@@ -151,7 +151,10 @@ def run_training(
         There is no dataset or no features there; the message says which command makes them.
     ConfigError
         The device of the settings is not here, a dataset is held out for tests or named twice, the engine does not fit
-        this estimator, or the settings have money and the mean limit that it is compared with is unknown.
+        this estimator, the settings have money and the mean limit that it is compared with is unknown, or the prior is
+        a model of one cluster, or was trained or tuned on rows of a dataset that set prices or are tested.
+    ModelError
+        There is no such prior.
     TraceError
         Workers of Ray were lost too often.
     HistoryTooShortError

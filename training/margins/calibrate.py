@@ -212,8 +212,8 @@ def calibrate(
                 of_tiers[name][:, r] = _of_tiers(scores, tier[known], budget)
             if lost[name][r] > budget:
                 notes.append(
-                    f"{resource}, {name}: even the highest setting violates in {lost[name][r]:.3%} of {n[r]} rows, "
-                    f"above the budget of {100 * budget:.3g}%"
+                    f"{resource}, {name}: even the highest setting violates in {100 * lost[name][r]:.3g}% of "
+                    f"{n[r]} rows, above the budget of {100 * budget:.3g}%"
                 )
             if n[r] * budget < 1:
                 notes.append(

@@ -229,10 +229,10 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         ),
         "margin": (
             "Of a statistical estimator a share of the estimate that is added to it, per resource; of a learned one a "
-            f"price. It is the least with which at most {budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} "
-            "(aggressive) of the validation task-windows violate; medium lies half way between the two amounts "
-            "before the guards, of a learned estimator at the geometric mean of the prices. Nothing is set on test "
-            "rows."
+            f"price. It is the least with which at most {100 * budgets.baseline:.3g}% (baseline) or "
+            f"{100 * budgets.aggressive:.3g}% (aggressive) of the validation task-windows violate; medium "
+            "lies half way between the two amounts before the guards, of a learned estimator at the geometric mean of "
+            "the prices. Nothing is set on test rows."
         ),
         "price": (
             "Limits of a task of mean size that one violated task-window costs, per resource. Reserved is the r for "

@@ -331,7 +331,7 @@ def test_the_probability_that_is_asked_is_told_with_its_reasons_where_it_is_not_
     )
 
 
-def test_a_probability_that_reads_like_the_budget_is_not_told_as_another_one(three: Memory) -> None:
+def test_a_probability_that_rounds_to_the_budget_is_shown_as_the_budget(three: Memory) -> None:
     of = uneven(three)
     of = replace(of, margins=replace(of.margins, asked=of.margins.asked * 0 + 0.0010004))
     (why,) = [step.why for step in explain_machine([of], UNITS, "baseline").steps if step.rule == "bound"]

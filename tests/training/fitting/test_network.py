@@ -274,14 +274,21 @@ def test_the_longest_history_decides_and_a_long_one_has_no_prior() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saw", "refused"),
+    ("saw", "reason"),
     [
-        ({}, False), ({"fingerprint": "another", "trained_until_us": 200}, False), ({"trained_until_us": 101}, True),
-        ({"tuned_until_us": 151}, True), ({"kept_unseen": 0.0}, True),
+        # as a prior of the same features: the rows that it was tuned on are those that set prices
+        ({}, "was trained on windows until 150 µs on its clock, and the validation period, .* begins at 100 µs"),
+        ({"trained_until_us": 50, "tuned_until_us": 101}, "was trained on windows until 101 µs"),
+        ({"trained_until_us": 50, "tuned_until_us": 100}, None),
+        ({"fingerprint": "another"}, None),
+        ({"fingerprint": "another", "tuned_until_us": 200}, None),
+        ({"trained_until_us": 151}, "was trained on this dataset until 151 µs .* its test period begins at 150 µs"),
+        ({"tuned_until_us": 151}, "was tuned on this dataset until 151 µs"),
+        ({"trained_until_us": 50, "tuned_until_us": 100, "kept_unseen": 0.0}, "20% of the collections .* unseen"),
     ],
 )  # fmt: skip
 def test_a_prior_is_refused_that_learned_from_rows_by_which_prices_are_set_or_that_are_tested(
-    monkeypatch: pytest.MonkeyPatch, saw: dict[str, Any], *, refused: bool
+    monkeypatch: pytest.MonkeyPatch, saw: dict[str, Any], reason: str | None
 ) -> None:
     split = {"role": "all", "test_unseen_share": 0.2}
     of: Any = SimpleNamespace(
@@ -290,7 +297,8 @@ def test_a_prior_is_refused_that_learned_from_rows_by_which_prices_are_set_or_th
     source, builtin = Source(of, of), load_model("builtin")
     learned = {"fingerprint": "f", **source.split_facts, **saw}
     monkeypatch.setattr(fit, "load_model", lambda _: replace(builtin, trained={"datasets": [learned]}))
-    with pytest.raises(ConfigError, match=r"^prior: 'm/1' learned from rows of cell ") if refused else nullcontext():
+    message = f"^prior: cell: .*{reason}.*; name one that learned from other clusters, or none$"
+    with nullcontext() if reason is None else pytest.raises(ConfigError, match=message):
         fit.prior_of([source], TrainConfig(prior="m/1"))
 
 

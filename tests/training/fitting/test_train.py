@@ -14,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from reclaim.data.core.engine.workers import Engine
+from reclaim.data.core.files import locked
 from reclaim.data.core.stores.places import location
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
@@ -164,19 +165,25 @@ def test_running_it_again_finds_the_finished_run(
     assert not (place / "dataset" / "checkpoints").exists()
 
 
-def test_a_training_that_another_process_ends_meanwhile_is_found_and_its_run_stays_as_it_is(
+def test_a_training_that_another_process_ends_before_the_lock_is_found_and_its_run_stays_as_it_is(
     place: Path, trained: TrainReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run,), looked = [r for r in tracking.find_runs(CONFIG.experiment) if r.run_id == trained.run_id], list[str]()
 
     def find_runs(*args: Any, **given: Any) -> list[RunRecord]:
         looked.append(args[0])
-        return [replace(run, status="RUNNING")] if len(looked) == 1 else find(*args, **given)
+        if len(looked) == 1:
+            return [replace(run, status="RUNNING")]
+        (lock,) = (place / "dataset" / "checkpoints").glob("*/lock")
+        with pytest.raises(ConfigError, match=r"^held$"), locked(lock, ConfigError("held")):
+            pass
+        return find(*args, **given)
 
     find = tracking.find_runs
     monkeypatch.setattr(tracking, "find_runs", find_runs)
     monkeypatch.setattr(fit.NetworkLearner, "fit", None)
     assert run_training(place / "dataset", CONFIG) == replace(trained, reused=True)
+    assert len(looked) == 2
     assert tracking.find_run(run.run_id) == run
     assert not (place / "dataset" / "checkpoints").exists()
 

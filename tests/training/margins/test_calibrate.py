@@ -113,7 +113,16 @@ def test_a_budget_that_no_margin_can_meet_is_noted() -> None:
     found = calibrate(_both(np.zeros((2000, 2))), _windows(2000), np.full((2000, 2), 0.5))
     assert _margins(found)["baseline"].share == (HIGHEST_SHARE, HIGHEST_SHARE)
     assert found.violation["baseline"] == (1.0, 1.0)
-    assert any("cpu, baseline: even the highest setting violates in 100.000%" in note for note in found.notes)
+    assert any("cpu, baseline: even the highest setting violates in 100% of 2000 rows" in note for note in found.notes)
+
+
+def test_a_small_share_that_no_margin_can_meet_is_shown_with_three_digits() -> None:
+    # an estimate of zero stays zero under any margin: one row of 250,000 is 0.0004 %
+    n = 250_000
+    estimate = np.ones((n, 2))
+    estimate[0] = 0.0
+    found = calibrate(_both(estimate), _windows(n), np.full((n, 2), 0.5), Budgets(0.000001, 0.01))
+    assert any("violates in 0.0004% of 250000 rows, above the budget of 0.0001%" in note for note in found.notes)
 
 
 def test_rows_that_no_margin_can_help_are_no_note_where_the_budget_allows_as_many() -> None:
