@@ -187,9 +187,9 @@ class NetworkLearner(Learner):
 def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
     """Return what is mixed into the curves of a network of some datasets; None where their history is long enough.
 
-    A prior of one of these datasets is refused where a replay would refuse the network, by the same rule. Only the same
-    dataset is known, by its fingerprint; a prior of another dataset with windows of the same time is taken here, and
-    refused by the replay.
+    A prior of one of these datasets is refused where a replay would refuse the network, by the same rule; the built-in
+    model, which is the default, is left out there. Only the same dataset is known, by its fingerprint; a prior of
+    another dataset with windows of the same time is taken here, and refused by the replay.
 
     Raises
     ------
@@ -215,6 +215,8 @@ def prior_of(sources: Sequence[Source], config: TrainConfig) -> Prior | None:
         if of.get("fingerprint") != source.dataset.fingerprint:
             continue
         reason = reason_against(of, source.features, repr(config.prior), of_prior=True)
+        if reason is not None and config.prior == BUILTIN:
+            return None
         if reason is not None:
             raise ConfigError(
                 f"prior: {source.dataset.path}: {reason}; name one that learned from other clusters, or {NO_PRIOR}"

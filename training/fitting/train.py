@@ -366,6 +366,7 @@ def _report(
     run_id: str, name: str, trained: Trained, scored: Scored, sources: Sequence[Source], config: TrainConfig
 ) -> TrainReport:
     """Return the report of a model that is not registered yet."""
+    prior = trained.fitted.facts.get("prior")
     calibration, valid = trained.calibration, trained.valid
     return TrainReport(
         run_id=run_id,
@@ -399,10 +400,11 @@ def _report(
                 for one in trained.worse
             ),
             *(
-                f"not compared with the built-in model, which learned from windows of {name}"
+                f"not compared with the built-in model{'' if prior else ', nor mixed with it'}, which learned from "
+                f"windows of {name}"
                 for name in trained.builtin_saw
             ),
-            *([_prior_note(prior, config)] if (prior := trained.fitted.facts.get("prior")) else []),
+            *([_prior_note(prior, config)] if prior else []),
             *own_price_notes(valid, config, calibration),
             *trained.first.calibration.notes,
             *([f"{OOM_NOTE}{_oom_definition(sources)}"] if np.isfinite(valid.oom).any() else []),

@@ -300,6 +300,8 @@ def test_a_prior_is_refused_that_learned_from_rows_by_which_prices_are_set_or_th
     message = f"^prior: cell: .*{reason}.*; name one that learned from other clusters, or none$"
     with nullcontext() if reason is None else pytest.raises(ConfigError, match=message):
         fit.prior_of([source], TrainConfig(prior="m/1"))
+    left_out = fit.prior_of([source], TrainConfig()) is None  # the built-in model, as the default
+    assert left_out == (reason is not None)
 
 
 def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
