@@ -127,6 +127,8 @@ class NetworkLearner(Learner):
     ) -> Fitted:
         """Put the rows that are used on the device and fit."""
         prior = prior_of(sources, config)
+        if prior is None and config.prior == BUILTIN and any(quarters_of(_history_s(sources))):
+            log.warning("the built-in model learned from these datasets, so none of its curves are mixed in")
         train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
         with _remedy_named(config.fit):
             samples, valid = _samples(sources, config, train)

@@ -69,7 +69,10 @@ def violation_share(
     Rows of unknown target or limit do not count; NaN where none is left. A target above the limit counts as the limit:
     there the limit itself was too low, and no reservation within it can help.
     """
-    known, above = _judged(reservation, limit, target)
+    return _share(*_judged(reservation, limit, target))
+
+
+def _share(known: NDArray[np.bool_], above: NDArray[np.bool_]) -> NDArray[np.float64]:
     n = known.sum(0)
     return np.where(n > 0, above.sum(0) / np.maximum(n, 1), np.nan)
 
@@ -225,12 +228,13 @@ def calibrate(
         fixed = tuple(not math.isnan(score) for score in given)
         settings = {name: replace(of, given=fixed) if isinstance(of, Price) else of for name, of in settings.items()}
     held = guarded_reservations(answers, windows, settings)
+    judged = {k: _judged(v, windows.limit, target) for k, v in held.items()}
     counted = np.where(rows, windows.limit, np.nan)
     lost["medium"] = np.maximum(lost["baseline"], lost["aggressive"])
     return Calibration(
         settings=settings,
-        violation={k: tuple(violation_share(v, windows.limit, target).tolist()) for k, v in held.items()},
-        violation_by_tier={k: _by_tier(v, windows, target, tier) for k, v in held.items()},
+        violation={k: tuple(_share(*of).tolist()) for k, of in judged.items()},
+        violation_by_tier={k: _by_tier(*of, tier) for k, of in judged.items()},
         lost={k: tuple(v.tolist()) for k, v in lost.items()},
         reclaimed={k: tuple(reclaimed_share(v, counted).tolist()) for k, v in held.items()},
         rows=tuple(int(k) for k in n),
@@ -246,10 +250,9 @@ def guarded_reservations(
 
 
 def _by_tier(
-    reservation: NDArray[np.float64], windows: Windows, target: NDArray[np.float64], tier: NDArray[np.int64]
+    known: NDArray[np.bool_], above: NDArray[np.bool_], tier: NDArray[np.int64]
 ) -> dict[str, tuple[float, ...]]:
-    """Return ``Calibration.violation_by_tier`` of one margin; ``tier``, shape (n,), counts from 0."""
-    known, above = _judged(reservation, windows.limit, target)
+    """Return ``Calibration.violation_by_tier`` of one margin from ``_judged``; ``tier``, shape (n,), counts from 0."""
     n, violations = (np.stack([np.bincount(tier, of, len(TIER_LABELS)) for of in one.T], 1) for one in (known, above))
     share = np.divide(violations, n, out=np.full(n.shape, np.nan), where=n >= TIER_ROWS)
     return {TIER_LABELS[t]: tuple(share[t].tolist()) for t in np.unique(tier)}

@@ -135,7 +135,8 @@ def plan(
 def _seconds_of_sample(client: Client, metric: Metric, transport: str, end_s: int, rate: float) -> float:
     """Return the time that a sample of a metric takes in a piece, on a straight line through reads of ``_TIMED_S``.
 
-    ``rate`` is the number of samples of the metric to expect in a second of the range.
+    ``rate`` is the number of samples of the metric to expect in a second of the range, which also stands in where the
+    range ends without any.
     """
     took_s, read = [], 0
     for looked_s in _TIMED_S:
@@ -145,7 +146,7 @@ def _seconds_of_sample(client: Client, metric: Metric, transport: str, end_s: in
         read = sum(len(series.value) for series in found)
     _, short_s, long_s = took_s
     piece_s = long_s + max(long_s - short_s, 0.0) * (PIECE_S - _TIMED_S[2]) / (_TIMED_S[2] - _TIMED_S[1])
-    return piece_s / max(read * PIECE_S / _TIMED_S[2], 1)
+    return piece_s / ((read or max(rate * _TIMED_S[2], 1)) * PIECE_S / _TIMED_S[2])
 
 
 def choose(client: Client, metric: Metric, start_s: int, end_s: int, transport: str) -> str:

@@ -200,14 +200,17 @@ def test_no_model_is_judged_on_rows_that_it_was_trained_on_in_another_dataset(
         promote([dataset], "reclaim/2")
 
 
+def facts_of(dataset: Path) -> dict[str, Any]:
+    """Return what a bundle says of a dataset whose validation rows its model was tuned on."""
+    features = FeatureSet.open(dataset)
+    trained, tuned = features.cuts_us
+    return {"fingerprint": features.manifest["dataset"], "trained_until_us": trained, "tuned_until_us": tuned}
+
+
 def test_the_held_out_forecaster_of_a_model_answers_for_the_rows_that_it_learned_from(
     dataset: Path, registry: Registry
 ) -> None:
-    features = FeatureSet.open(dataset)
-    trained, tuned = features.cuts_us
-    facts = {
-        "fingerprint": features.manifest["dataset"], "trained_until_us": trained, "tuned_until_us": tuned,
-    }  # fmt: skip
+    facts = facts_of(dataset)
     registry.models["3"] = replace(
         registry.models["3"], held_out=LargestOfTheDay(0.0), trained={"datasets": [facts], "settings": SETTINGS}
     )
@@ -217,11 +220,7 @@ def test_the_held_out_forecaster_of_a_model_answers_for_the_rows_that_it_learned
 def test_of_several_datasets_it_answers_for_that_one_alone_that_the_model_learned_from(
     dataset: Path, other: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = FeatureSet.open(dataset)
-    trained, tuned = features.cuts_us
-    facts = {
-        "fingerprint": features.manifest["dataset"], "trained_until_us": trained, "tuned_until_us": tuned,
-    }  # fmt: skip
+    facts = facts_of(dataset)
     registry.models["2"] = replace(registry.models["2"], trained={"datasets": [facts]})
     learned_until_us: list[int | None] = []
 
@@ -232,7 +231,7 @@ def test_of_several_datasets_it_answers_for_that_one_alone_that_the_model_learne
     answer = module._answered
     monkeypatch.setattr(module, "_answered", answered)
     promote([other, dataset], "reclaim/2")
-    assert set(learned_until_us) == {None, tuned}
+    assert set(learned_until_us) == {None, facts["tuned_until_us"]}
 
 
 def test_both_are_judged_by_the_horizon_the_budgets_and_the_tiers_of_the_candidate(

@@ -201,12 +201,14 @@ def test_a_namespace_under_which_no_pod_is_listed_is_doubted(namespace: str | No
     assert any("leave --namespace out" in line for line in lines) == said
 
 
+@pytest.mark.parametrize("at_the_end", [True, False])
 def test_the_time_of_a_fetch_counts_what_is_for_each_series_once_a_piece(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, at_the_end: bool
 ) -> None:
     """A read takes a second, and one more for ten minutes; so a piece takes 13, with 12 times the ten minutes' samples.
 
-    Of three places of the range the first has none, so a read has half as many again as the mean.
+    Of three places of the range the first has none, so a read has half as many again as the mean; without any at the
+    end the mean counts.
     """
     now_s, series = 0.0, 30
 
@@ -215,7 +217,7 @@ def test_the_time_of_a_fetch_counts_what_is_for_each_series_once_a_piece(
         tens = (of[-1] - of[-2]) / 600_000
         assert planned == pytest.approx(series * tens * 2 / 3)  # what is expected on average
         now_s += 1.0 + tens + 7.0 * (now_s == 0.0)  # decoders are compiled
-        values = np.zeros(round(series * tens))
+        values = np.zeros(round(series * tens) * at_the_end)
         return [RawSeries((), values.astype(np.int64), values)]
 
     def respond(_path: str, headers: dict[str, str], _: int) -> Answer:
@@ -230,7 +232,7 @@ def test_the_time_of_a_fetch_counts_what_is_for_each_series_once_a_piece(
         config = HistoryConfig(Access(url), days=2, end="2026-11-02", probe=True)
         found = fetch_history(config, tmp_path / "out").plan
     assert found is not None
-    assert found.seconds == pytest.approx(found.samples * 13.0 / (12 * series))
+    assert found.seconds == pytest.approx(found.samples * 13.0 / ((12 if at_the_end else 8) * series))
 
 
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
