@@ -24,7 +24,7 @@ restarts."""
 _PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 """Failures of the transport that the caller caused, and that a retry would meet again."""
 _TOKEN: Final = re.compile("[!-~]+")
-"""What a header can carry: visible ASCII. The service alone says how long a token has to be."""
+"""Visible ASCII, which is all that a header can carry. The service alone says how long a token has to be."""
 _CONNECT_S: Final = 5.0
 """Time limit of a connection, in seconds: a host that is gone does not answer later."""
 _FIRST_WAIT_S: Final = 0.1
