@@ -22,7 +22,7 @@ _TEMPORARY: Final = frozenset({BUSY, UNAVAILABLE, DISK_FULL, 502, 504})
 """Temporary statuses: too much under way, no answer yet, a full disk, and those of a proxy while the service
 restarts."""
 _PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
-"""Failures of the transport that the caller caused, and that a retry would meet again."""
+"""Failures of the transport that the caller caused."""
 _TOKEN: Final = re.compile("[!-~]+")
 """Visible ASCII, which is all that a header can carry. The service alone says how long a token has to be."""
 _CONNECT_S: Final = 5.0
@@ -42,17 +42,18 @@ class ServiceError(ReclaimError):
         HTTP status; None where there was no answer.
     error : ErrorBody or None
         Refusal of the service: code, message, field and row.
+    temporary : bool
+        True if the same request may be answered later.
     """
 
-    def __init__(self, message: str, status: int | None = None, error: ErrorBody | None = None) -> None:
+    def __init__(
+        self, message: str, status: int | None = None, error: ErrorBody | None = None, *, temporary: bool | None = None
+    ) -> None:
+        """Without ``temporary``, no answer and a status that says so are temporary."""
         super().__init__(message)
         self.status = status
         self.error = error
-
-    @property
-    def temporary(self) -> bool:
-        """True if the same request may be answered later: there was no answer, or a status that says so."""
-        return self.status is None or self.status in _TEMPORARY
+        self.temporary = status is None or status in _TEMPORARY if temporary is None else temporary
 
 
 class RefusedRowsError(ServiceError):
@@ -117,10 +118,8 @@ class Transport:
                     method, path, content=content, params=words, headers=headers,
                     timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
                 )  # fmt: skip
-            except _PERMANENT as error:
-                raise self._unreachable(error, attempt) from error
             except httpx.TransportError as error:
-                if attempt > self._retries or time.monotonic() + wait_s >= end:
+                if _is_permanent(error) or attempt > self._retries or time.monotonic() + wait_s >= end:
                     raise self._unreachable(error, attempt) from error
             else:
                 if response.status_code == 200:
@@ -136,7 +135,18 @@ class Transport:
     def _unreachable(self, error: httpx.TransportError, attempts: int) -> ServiceError:
         reason = str(error) or type(error).__name__
         tried = f" (tried {attempts} times)" if attempts > 1 else ""
-        return ServiceError(f"no answer from {self._http.base_url}{tried}: {reason}; is the service running there?")
+        return ServiceError(
+            f"no answer from {self._http.base_url}{tried}: {reason}; is the service running there?",
+            temporary=not _is_permanent(error),
+        )
+
+
+def _is_permanent(error: httpx.TransportError) -> bool:
+    """Return whether a retry would meet a failure again: the caller caused it, or a certificate is not trusted."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None or isinstance(error, _PERMANENT)
 
 
 def _checked(token: str) -> str:

@@ -30,6 +30,7 @@ from reclaim.cli import app as cli
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.serving import launch
+from reclaim.serving.client import Client, ServiceError
 from reclaim.serving.settings import read_settings
 from reclaim.training.bundle import Bundle
 
@@ -371,6 +372,9 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         assert call(free_port, "GET", "/livez", tls=tls)[0] == 200
         for path in ("/metrics", "/", "/docs.json", "/v1/model"):
             assert call(free_port, "GET", path, tls=tls)[0] == 401
+        with pytest.raises(ServiceError, match=r"no answer from [^(]*: .*certificate verify failed") as untrusted:
+            Client(f"https://127.0.0.1:{free_port}", token=token).state()  # of its own authorities; not tried again
+        assert not untrusted.value.temporary
         status, metrics = send("GET", "/metrics")
         assert status == 200
         assert b'endpoint="/v1/reservations",method="POST",status="4xx"' in metrics

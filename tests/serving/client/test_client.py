@@ -252,9 +252,10 @@ def test_permanent_refusals_are_not_retried(status: int, waits: list[float]) -> 
 
 
 def test_a_malformed_url_is_not_retried(waits: list[float]) -> None:
-    with pytest.raises(ServiceError, match="protocol"), Client("ftp://service") as client:
+    with pytest.raises(ServiceError, match="protocol") as caught, Client("ftp://service") as client:
         client.state()
     assert waits == []
+    assert not caught.value.temporary
 
 
 def test_retry_after_is_waited_for(waits: list[float]) -> None:
