@@ -427,6 +427,6 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, mem
     remedies = [remedy for end, remedy in _REMEDIES.items() if any(reason.endswith(end) for reason in reasons)]
     remedy = "".join(f"; {one}" for one in remedies if config.trace == "series")
     raise TraceError(
-        f"{bad} of {lines} lines rejected, more than {config.max_reject_share:.3%} (--max-reject-share): "
+        f"{bad} of {lines} lines rejected, more than --max-reject-share={config.max_reject_share:g}: "
         f"{most}; first {file} line {line}; all in {listed}{remedy}"
     )

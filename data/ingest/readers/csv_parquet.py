@@ -162,7 +162,7 @@ def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
         if malformed > HOPELESS:
             raise TraceError(
                 f"{file}: {malformed} of the first {lines} rows have fewer than {fields} fields, far more than "
-                f"{most:.3%} (--max-reject-share), so reading stopped; last line {lines}: {line[:80]!r}"
+                f"--max-reject-share={most:g}, so reading stopped; last line {lines}: {line[:80]!r}"
             )
         if lines % _FIRST_LINES == 0 and malformed <= max(HOPELESS_SHARE, most) * lines:
             return

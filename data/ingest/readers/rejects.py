@@ -73,7 +73,7 @@ class RejectsWriter:
         if self.count > HOPELESS and self.count > max(HOPELESS_SHARE, self.most) * self._last_line:
             raise TraceError(
                 f"{self.file}: {self.count} of the first {self._last_line} lines rejected, far more than "
-                f"{self.most:.3%} (--max-reject-share), so reading stopped; last line {lines[-1]}: {reasons[-1]}"
+                f"--max-reject-share={self.most:g}, so reading stopped; last line {lines[-1]}: {reasons[-1]}"
             )
 
     def close(self) -> None:

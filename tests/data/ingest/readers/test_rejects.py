@@ -33,7 +33,7 @@ def test_a_run_ends_early_where_most_lines_are_bad(
     monkeypatch.setattr(rejects, "HOPELESS", 100)
     write_shard(tmp_path / "cell", USAGE, [window(900)])
     write_shard(tmp_path / "cell", file, [bad] * 20_000)
-    with pytest.raises(TraceError, match=r"of the first \d+ lines rejected, far more than 0.100%"):
+    with pytest.raises(TraceError, match=r"of the first \d+ lines rejected, far more than --max-reject-share=0.001"):
         ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(buckets=1))
 
 
