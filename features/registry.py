@@ -60,6 +60,16 @@ _SAME_HOUR: Final = (
     "kept in 16 steps to a doubling, rounded up, from 1/1024 to 60 times the first limit"
 )
 
+_STEPS: Final = ", in steps of 6 to 12 %"
+_BINNED: Final = f"{_STEPS}, rounded up, from 1/128 to 1.875 times the first limit"
+"""Edges of the bins of ``fold.task_record``: no percentile over time is above the last one."""
+
+
+def _over_time(name: str, weighted: str) -> Feature:
+    """Return a percentile over time, by what weighs in it."""
+    return Feature(name, weighted + _STEPS, "of limit", corrected=weighted + _BINNED)
+
+
 _STATISTICS: Final = (
     Feature("last", "the last window's value", "of limit"),
     Feature("mean_30m", "mean of the recent windows that ended within 30 minutes", "of limit"),
@@ -85,8 +95,8 @@ _STATISTICS: Final = (
     ),
     Feature("ewm_1h", "mean with weights that halve every hour", "of limit"),
     Feature("ewm_12h", "mean with weights that halve every 12 hours", "of limit"),
-    Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
-    Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
+    _over_time("p99_12h", "99th percentile with weights that halve every 12 hours"),
+    _over_time("p90_12h", "90th percentile with weights that halve every 12 hours"),
     *(
         Feature(f"same_hour_{days}d", _SAME_HOUR.format(from_h=24 * days, to_h=24 * days - 1), "of limit")
         for days in SAME_HOUR_DAYS
@@ -100,7 +110,7 @@ _STATISTICS: Final = (
 )
 
 _RESOURCE: Final = (
-    Feature("p98_48h", "98th percentile with weights that halve every 48 hours, in steps of 6 to 12 %", "of limit"),
+    _over_time("p98_48h", "98th percentile with weights that halve every 48 hours"),
     Feature("limit", "log2 of the limit over the capacity of the cell's largest machine, a constant", "log2"),
     Feature("limit_change", "log2 of the limit over the first one seen", "log2"),
 )
@@ -116,8 +126,8 @@ _SHAPE: Final = (
     Feature("cpu_over_limit", "share of the last window in which CPU was above the limit", "0..1"),
     Feature("shape_known", "1: all percentiles of the last window measured; 0.5: the tail interpolated; "
             "0: the mean stands in for those up to the 90th", "0..1", "0"),
-    Feature("usage_p99_12h", "99th percentile of CPU over time, from every window's distribution, weights that halve "
-            "every 12 hours, in steps of 6 to 12 %", "of limit"),
+    _over_time("usage_p99_12h", "99th percentile of CPU over time, from every window's distribution, weights that "
+               "halve every 12 hours"),
     Feature("usage_p90_12h", "90th percentile of the same", "of limit"),
     Feature("usage_p50_12h", "50th percentile of the same", "of limit"),
 )  # fmt: skip
@@ -143,7 +153,13 @@ _SINGLE: Final = (
     Feature("length", "length of the last window over 300 s", "ratio"),
     Feature("hour_sin", "sine of the time of day in the cell's zone", "-1..1", "never"),
     Feature("hour_cos", "cosine of the time of day in the cell's zone", "-1..1", "never"),
-    Feature("day", "day of the week in the cell's zone, over 7, Monday first", "0..1", "never"),
+    Feature(
+        "day",
+        "day of the week in the cell's zone, over 7, Monday first",
+        "0..1",
+        "never",
+        corrected="time since Monday began in the cell's zone, over a week",
+    ),
     Feature("in_alloc", "whether the task runs in an alloc instance", "0 or 1", "never"),
     Feature("scheduling_class", "scheduling class over 3", "0..1"),
     *(Feature(f"tier_{tier}", f"whether the tier is {tier}", "0 or 1", "0") for tier in TIERS),

@@ -67,8 +67,8 @@ def _percentiles(
 ) -> None:
     """Write percentiles of histogram ``h`` at ``o + at``.
 
-    Each is the upper edge of the lowest bin beyond which no more than the share lies: a share that lies beyond an edge
-    exactly has that edge.
+    Each is the upper edge of the lowest bin beyond which no more than the share lies, by single-precision sums: where
+    the share lies beyond an edge exactly, as in a task's first window, it may be that of the next bin that is filled.
     """
     total = s.total[h]
     n = len(beyond)

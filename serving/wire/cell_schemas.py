@@ -271,7 +271,8 @@ class TaskExplanation(Answer):
     )
     exceedance: Exceedance | None = Field(
         description="Probability that the demand within the horizon exceeds the reservation, read off the forecast's "
-        "curve; at the limit, that it exceeds the limit, which is no violation. Null before the first window."
+        "curve; at the limit, that it reaches the limit, to a thousandth, which is no violation. Null before the "
+        "first window."
     )
     forecast: list[HorizonQuantiles]
 

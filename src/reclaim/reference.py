@@ -10,7 +10,7 @@ from reclaim.config import default_text, meanings_of, settings_of
 from reclaim.data import schema
 from reclaim.data.oom import OOM_DEFINITION
 from reclaim.features.build import FeatureConfig
-from reclaim.features.registry import FEATURES, PIPELINE_VERSION, SLOT_S
+from reclaim.features.registry import FEATURES, PIPELINE_VERSION, RECENT_WINDOWS, SLOT_S
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.runs.catalogue import EXPERIMENTS, RECOMMEND, load_experiment
@@ -62,7 +62,9 @@ def render() -> str:
         f"## Features (pipeline `{PIPELINE_VERSION}`)",
         "",
         "Each is computed at t, the end of a window, from the task's windows up to t; those of its collection from the "
-        f"windows in the {SLOT_S}-second slots of the clock before the slot of t.",
+        f"windows in the {SLOT_S}-second slots of the clock before the slot of t. Recent windows are the last "
+        f"{RECENT_WINDOWS}, less than 2 hours where windows are shorter than 5 minutes. In a mean or "
+        "percentile whose weights halve, a window counts by its length, up to 5 minutes.",
         "",
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from reclaim.data.windows import MEMORY_MAX, Cell, Windows, empty_windows
 from reclaim.features.fold.stateless import features_of_histories
-from reclaim.features.registry import FEATURE_NAMES, Feature
+from reclaim.features.fold.task_record import BIN_FIRST, BINS
+from reclaim.features.registry import FEATURE_NAMES, FEATURES, Feature
 
 _PERMUTED = """
 import ast, importlib.util, sys
@@ -76,6 +77,14 @@ def test_every_feature_keeps_its_values_when_the_order_of_the_registry_changes(t
         assert sorted(permuted) == sorted(FEATURE_NAMES)
         for name, column in zip(FEATURE_NAMES, _features().T, strict=True):
             np.testing.assert_array_equal(permuted[name], column, name, strict=True)
+
+
+def test_the_words_of_a_percentile_over_time_name_its_least_and_largest_step() -> None:
+    of_percentiles = [f.words for f in FEATURES if "percentile" in f.words and "with weights" in f.words]
+    assert len(of_percentiles) == 8  # three signals at two levels, and two resources
+    # bins end at 2**-7, and from there on in eighths of each doubling: the last of 64 at 2**0 * (1 + 7 / 8)
+    assert (2.0**BIN_FIRST, 2.0 ** (BIN_FIRST + (BINS - 1) // 8) * (1 + (BINS - 1) % 8 / 8)) == (1 / 128, 1.875)
+    assert all(words.endswith("from 1/128 to 1.875 times the first limit") for words in of_percentiles)
 
 
 def test_words_that_are_corrected_do_not_make_another_definition() -> None:

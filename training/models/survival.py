@@ -185,7 +185,7 @@ def exceedance(
     ----------
     survival, thresholds : float32, shape (n, N_THRESHOLDS)
     share : float64, shape (n,)
-        From the limit on the answer is the probability of a demand above the limit.
+        From ``LAST`` on the answer is the probability of a demand above it: at the limit, that it is reached.
     """
     out = np.empty(len(share))
     _exceed(survival, thresholds, np.ascontiguousarray(share, np.float64), out)
