@@ -95,8 +95,8 @@ class ServingSettings(BaseSettings):
     """Folder that every window is recorded in, as a trace that ``--trace recorded`` reads; None: no window is
     recorded."""
     record_days: float | None = Field(default=None, ge=1, le=LONGEST_S / 86_400)
-    """Days that recorded windows are kept for, by their own clock: older files are deleted when an hour is written.
-    None: all are kept, some 31 bytes a window."""
+    """Days of recorded windows that are kept, counted in hours that have some: older files are deleted when an hour is
+    written, and a wrong clock deletes none. None: all are kept, some 31 bytes a window."""
     state: Path | None = None
     """Folder for all that must outlive the process; None keeps it in memory only, and answers say so."""
     repair: bool = False

@@ -24,7 +24,7 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.registry import LEARNED, imported
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
-from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
+from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Budgets, Guarded
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import UNKNOWN_LIMITS, Earlier, ForecastEstimator
 from reclaim.training.models.oom_calibration import Calibrated
@@ -272,15 +272,18 @@ def _load(folder: Path) -> Bundle:
 
 
 def _check(facts: Mapping[str, Any]) -> None:
-    """Raise ValueError where a fact is of another kind than ``save_bundle`` writes: a request would fail on it."""
+    """Raise an error where a fact is of another kind than ``save_bundle`` writes: a start or a request fails on it."""
     prices = [facts["prices"][name]["value"] for name in MARGIN_NAMES]
     means = [facts["mean_limit"][r] for r in RESOURCES]
     datasets = facts["trained"].get("datasets", [])
+    violated = [rate for of in facts["trained"].get("violation", {}).values() for rate in of.values()]
+    Budgets(**facts["trained"].get("settings", {}).get("budgets", {}))
     for what, good in (
         ("horizon_s", facts["horizon_s"] in HORIZONS_S),
         ("mean_limit", all(v is None or (isinstance(v, float | int) and 0 < v < math.inf) for v in means)),
         ("prices", all(a[r] >= b[r] for a, b in pairwise(prices) for r in RESOURCES)),
         ("trained.datasets", isinstance(datasets, list) and all(isinstance(of, dict) for of in datasets)),
+        ("trained.violation", all(rate is None or isinstance(rate, float | int) for rate in violated)),
     ):
         if not good:
             raise ValueError(f"{what}: not a value that a model has")

@@ -313,7 +313,7 @@ def take_lock(folder: Path) -> int:
     """
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        holder = os.pread(fd, 20, 0).decode().strip() or "unknown"
+        holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
         lock(
             fd,
             StoreError(f"{folder} is held by another process (pid {holder}): stop it, or use another folder"),

@@ -95,7 +95,7 @@ class Store:
                     opening.callback(os.close, take_lock(one))
                 found, segment = recover(folder, state_version=state_version, repair=repair)
             except OSError as error:
-                raise StoreError(f"{folder}: cannot be opened: {log_format.reason(error)}") from error
+                raise StoreError(f"{error.filename or folder}: cannot be opened: {log_format.reason(error)}") from error
             return cls(folder, opening.pop_all(), state_version, sync, found, segment)
 
     def records(self) -> Iterator[Record]:

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from reclaim.data import schema as s
@@ -25,6 +26,7 @@ _MOST_ROWS: Final = 1 << 19
 _MOST_WRITES: Final = 1_024
 """Largest number of writes kept separately: arrays of one row take ten times the memory of the row, a table of one row
 some 4 kB."""
+_DAY_H: Final = s.DAY_US // s.HOUR_US
 
 
 class Recorder:
@@ -39,7 +41,7 @@ class Recorder:
     count : callable
         Called with ``written`` or ``dropped`` and a number of windows.
     keep_days : float or None
-        Days before the last window of which files are kept; None: all.
+        Days of which files are kept, each of 24 hours that have some; None: all.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Recorder:
         ends = ends_table(facts.key, *said)
         if not len(ends):
             return
+        if self._end_us < 0:  # no window came yet
+            self._end_us = int(np.max(ends[s.TIME_US].to_numpy()))
         self._ends.append(ends)
         if len(self._ends) == _MOST_WRITES:
             self._ends = [pa.concat_tables(self._ends).combine_chunks()]
@@ -123,14 +127,21 @@ class Recorder:
             self.forget()
 
     def forget(self) -> None:
-        """Drop what is kept: it was written."""
-        self._kept, self._writes, self._ends, self._rows = [], [], [], 0
+        """Drop what is kept: it was written. A wrong clock may have named its hour: the next rows name their own."""
+        self._kept, self._writes, self._ends = [], [], []
+        self._rows, self._end_us = 0, -1
 
     def _shorten(self) -> None:
-        """Delete the files of hours that are no longer kept; one that cannot be deleted is reported."""
+        """Delete the files of hours that are no longer kept; one that cannot be deleted is reported.
+
+        Hours with files are counted, as a wrong clock may leap by years.
+        """
         if self._keep_days is None:
             return
-        from_us = self._end_us - round(self._keep_days * s.DAY_US)
+        written = self._folder.glob(f"usage-{'[0-9]' * 20}*.parquet")
+        hours = sorted({int(path.name.split("-")[1][:20]) // s.HOUR_US for path in written})
+        kept = round(self._keep_days * _DAY_H)
+        from_us = hours[-kept] * s.HOUR_US if len(hours) > kept else 0
         for table in RECORDED:
             unfinished = self._folder.glob(f"{table}-*.parquet.partial")  # a killed process left them
             for path in chain(self._folder.glob(f"{table}-*.parquet"), unfinished):

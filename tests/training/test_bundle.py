@@ -199,6 +199,8 @@ def load_changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Bund
     [
         {"horizon_s": "3600"}, {"horizon_s": 7}, {"mean_limit": {"cpu": "a", "memory": 1.0}},
         {"mean_limit": {"cpu": -1.0, "memory": 1.0}}, {"trained": []}, {"trained": {"datasets": None}},
+        {"trained": {"settings": {"budgets": {"baseline": 0.0}}}}, {"trained": {"settings": {"budgets": {"a": 0.1}}}},
+        {"trained": {"violation": {"baseline": {"cpu": "a"}}}},
         {"machines": {"3600": {"cpu": {"margins": ["a"], "weights": None, "together": 0.0}, "memory": None}}},
         {"machines": {"3600": {"cpu": {"margins": [0.0], "weights": None, "together": 2.0}, "memory": None}}},
     ],

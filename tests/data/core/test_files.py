@@ -240,8 +240,9 @@ def test_a_link_in_the_place_of_a_folder_that_waits_to_be_deleted_is_removed_and
     assert (target / "kept").exists()
 
 
-def test_a_folder_that_a_process_of_a_longer_id_held_before_names_its_holder_alone(tmp_path: Path) -> None:
-    (tmp_path / files._LOCK).write_text(f"{os.getpid()}12345\n")
+@pytest.mark.parametrize("left", [f"{os.getpid()}12345\n".encode(), b"\xce\xff"])  # of a longer id, or damaged
+def test_what_an_earlier_holder_left_in_the_lock_is_no_part_of_the_next_ones_name(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / files._LOCK).write_bytes(left)
     held = take_lock(tmp_path)
     with pytest.raises(StoreError, match=rf"is held by another process \(pid {os.getpid()}\)"):
         take_lock(tmp_path)

@@ -104,6 +104,14 @@ def test_a_segment_of_one_record_between_two_snapshots_is_kept_for_the_older_one
     assert after(tmp_path)[0] == upto(6)
 
 
+def test_a_file_that_may_not_be_read_is_named_and_nothing_is_moved(tmp_path: Path) -> None:
+    file = tmp_path / segment_name(1)
+    file.mkdir()
+    with pytest.raises(StoreError, match=f"^{file}: cannot be opened: Is a directory$"):
+        Store.open(tmp_path, state_version=1, repair=True)
+    assert file.exists()
+
+
 def test_a_snapshot_under_another_name_is_not_used(tmp_path: Path) -> None:
     written(tmp_path, 2, 3, 4)
     shutil.rmtree(tmp_path / snapshot_name(5))

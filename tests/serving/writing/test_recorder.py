@@ -212,26 +212,52 @@ def test_what_a_killed_service_left_unfinished_keeps_no_dataset_from_the_rest_an
     left = tmp_path / "seen" / f"usage-{2 * W:020d}.parquet.partial"
     left.touch()
     assert ingest(tmp_path / "seen", tmp_path / "dataset", IngestConfig(trace="recorded")).dataset.n_windows == 1
+    a_day_of_files(tmp_path / "seen")
     recorder.take(windows_of({"at": 3 * 288}))
     recorder.close()
     assert not left.exists()
 
 
+def a_day_of_files(folder: Path) -> None:
+    """Make a file for each hour from the second to the 25th."""
+    for hour in range(1, 25):
+        (folder / f"usage-{hour * s.HOUR_US:020d}.parquet").touch()
+
+
 def test_only_files_of_the_last_days_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     other = tmp_path / "usage-notes.txt"
     other.touch()
-    for days, kept in ((None, 6), (1.0, 3)):
+    for days, kept in ((None, 27), (1.0, 24)):
         folder = tmp_path / str(days)
         recorder = Recorder(folder, keep_days=days)
-        for at in range(0, 3 * 288, 144):  # a window each twelve hours
+        for at in range(0, 27 * 12, 12):
             recorder.take(windows_of({"at": at}))
             recorder.take_facts(fact_rows({"task": 1, "failed_us": at * W + 5}))
         recorder.close()
-        ends_us = [int(path.stem.rpartition("-")[2]) for path in sorted(folder.glob("usage-*"))]
-        assert len(ends_us) == len(list(folder.glob("events-*"))) == kept
-        assert max(ends_us) == (5 * 144 + 1) * W
-        assert min(ends_us) == max(ends_us) - (kept - 1) * s.DAY_US // 2
+        for table in ("usage", "events"):
+            ends_us = [int(path.stem.rpartition("-")[2]) for path in sorted(folder.glob(f"{table}-*"))]
+            assert ends_us == [hour * s.HOUR_US + W for hour in range(27 - kept, 27)]
     assert other.exists()
+
+
+def test_a_window_far_ahead_of_all_others_deletes_nothing_and_names_no_later_file(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, keep_days=1.0)
+    for at in (0, 12, 3_650 * 288, 24):  # ten years ahead
+        recorder.take(windows_of({"at": at}))
+    recorder.close()
+    recorder.take(windows_of({"at": 36}))
+    recorder.close()
+    ends_us = [int(path.stem.rpartition("-")[2]) for path in sorted(tmp_path.glob("usage-*"))]
+    assert ends_us == [W, s.HOUR_US + W, 3 * s.HOUR_US + W, 3_650 * s.DAY_US + W]
+
+
+def test_ends_that_come_before_the_first_window_are_kept_as_long_as_its_hour(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, keep_days=1.0)
+    recorder.take_facts(fact_rows({"task": 1, "ended_us": s.HOUR_US}))
+    for hour in (24, 25):
+        recorder.take(windows_of({"at": hour * 12}))
+    recorder.close()
+    assert [path.name for path in tmp_path.glob("events-*")] == [f"events-{s.HOUR_US:020d}.parquet"]
 
 
 def test_an_old_file_that_cannot_be_deleted_is_reported_and_what_was_written_counts(
@@ -244,6 +270,7 @@ def test_an_old_file_that_cannot_be_deleted_is_reported_and_what_was_written_cou
 
     old = tmp_path / f"usage-{W:020d}.parquet"
     old.mkdir()
+    a_day_of_files(tmp_path)
     recorder = Recorder(tmp_path, count, keep_days=1.0)
     recorder.take(windows_of({"at": 3 * 288}))
     assert recorder.close()

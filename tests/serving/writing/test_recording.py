@@ -39,9 +39,10 @@ def test_a_refused_window_is_neither_recorded_nor_counted_twice(start: Callable[
 def test_a_service_keeps_the_record_of_as_many_days_as_it_is_set_to(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:
-    old = tmp_path / "seen" / f"usage-{W:020d}.parquet"
+    old, *_ = files = [tmp_path / "seen" / f"usage-{hour * s.HOUR_US:020d}.parquet" for hour in range(24)]
     old.parent.mkdir()
-    old.touch()
+    for file in files:
+        file.touch()
     for days in (None, 1.0):
         service = start(None, record=tmp_path / "seen", record_days=days)
         service.told({"task": 1, "at": 3 * 288})
