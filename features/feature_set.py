@@ -213,6 +213,22 @@ class FeatureSet:
         train, valid = self.manifest["cuts_us"]
         return train, valid
 
+    @property
+    def span(self) -> NDArray[np.datetime64]:
+        """Start of the first and end of the last window of the dataset, as moments of a clock in UTC; shape (2,)."""
+        return np.array(self.manifest["span_us"], "M8[us]")
+
+    def empty_periods(self) -> dict[str, int]:
+        """Return the periods with hardly any windows for their length, and how many: a wrong time stretches a dataset.
+
+        They have less than a hundredth of what windows at a constant rate would be.
+        """
+        first_us, last_us = self.manifest["span_us"]
+        share = np.diff(np.clip([first_us, *self.cuts_us, last_us], first_us, last_us)) / (last_us - first_us)
+        rows = {name: sum(of.values()) for name, of in self.manifest["rows"].items()}
+        few = share * self.bucket_start[-1] / 100
+        return {name: rows[name] for name, least in zip(PERIODS, few, strict=True) if rows[name] < least}
+
     def train_rows(self) -> NDArray[np.int64]:
         """Return the places of the rows to learn from: training period, seen collections."""
         return self._rows_of(TRAIN)

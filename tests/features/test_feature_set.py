@@ -195,6 +195,20 @@ def test_where_no_row_has_a_limit_a_longer_history_is_no_remedy(tmp_path: Path) 
     assert line.endswith("; a row needs a limit, and a later window of its task")
 
 
+def test_the_command_says_where_one_wrong_time_leaves_periods_empty(tmp_path: Path) -> None:
+    write_cell(tmp_path / "raw", tasks=6, windows=100)
+    for name, rows, said in (
+        ("right", "", []),
+        ("wrong", "3,4000000000,1,0.1,0.1\n",
+         ["0 for margins and 1 for tests, of 601 windows, as their periods divide the time from 1970-01-01 00:10 to "
+          "2096-10-02 07:11: where the trace is shorter, a row has a wrong time; correct it and ingest again"]),
+    ):  # fmt: skip
+        with (tmp_path / "raw" / "cell.csv").open("a") as file:
+            file.write(rows)
+        features = FeatureSet.open(dataset_of(tmp_path / "raw", tmp_path / name, buckets=1).path)
+        assert [line for line in of_features(features, False)[1] if "a wrong time" in line] == said
+
+
 def test_a_dataset_without_features_says_which_command_makes_them(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reclaim features .*dataset"):
         FeatureSet.open(dataset.path)

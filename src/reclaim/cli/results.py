@@ -150,7 +150,7 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     ]
     known = built.manifest["targets"]["valid"]
     unknown = [h for h in known[RESOURCES[0]] if not any(known[r][h]["known"] for r in RESOURCES)]
-    if unknown:
+    if unknown and len(built.valid_rows()):
         remedy = (
             "a longer history has some"
             if len(unknown) < len(known[RESOURCES[0]])
@@ -159,6 +159,14 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
         lines.append(
             f"no row for margins has a known demand over {' or '.join(unknown)}: at these horizons no margin or price "
             f"can be set; {remedy}"
+        )
+    if empty := built.empty_periods():
+        words = {"train": "for training", "valid": "for margins", "test": "for tests"}
+        rows = " and ".join(f"{n:,} {words[name]}" for name, n in empty.items())
+        first, last = (str(of.astype("M8[m]")).replace("T", " ") for of in built.span)
+        lines.append(
+            f"{rows}, of {built.bucket_start[-1]:,} windows, as their periods divide the time from {first} to {last}: "
+            "where the trace is shorter, a row has a wrong time; correct it and ingest again"
         )
     if built.role == "test":
         lines.append("held out (split.role=test): for models trained on other datasets")
