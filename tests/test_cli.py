@@ -192,19 +192,44 @@ def test_an_error_of_the_file_system_is_one_line_with_the_path(tmp_path: Path, r
     assert done.stderr == "error: cell/sub: Not a directory\n"
 
 
-def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path, reclaim: Command) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
-    (tmp_path / "m.toml").write_text(
+def _dataset(folder: Path) -> Dataset:
+    """Return a dataset of one window, in a folder ``out``, without features."""
+    (folder / "in").mkdir()
+    (folder / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
+    (folder / "m.toml").write_text(
         'task = "vm"\ntime = "t"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "used"\n'
     )
-    config = IngestConfig(trace="series", mapping=str(tmp_path / "m.toml"), buckets=1)
-    dataset = ingest(tmp_path / "in", tmp_path / "out", config).dataset
+    config = IngestConfig(trace="series", mapping=str(folder / "m.toml"), buckets=1)
+    return ingest(folder / "in", folder / "out", config).dataset
+
+
+def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path, reclaim: Command) -> None:
+    dataset = _dataset(tmp_path)
     (dataset.path / "usage" / bucket_name(0)).unlink()
     done = reclaim("inspect", "out")
     assert done.returncode == 2
     assert done.stderr.startswith("error: out: is damaged or incomplete; delete it and ingest again (")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recommend", "out", "--out", "o"),
+        ("predict", "out", "--out", "o.csv"),
+        ("train", "out"),
+        ("replay", "margins", "out", "--out", "o", "--no-model"),
+    ],
+    ids=" ".join,
+)
+def test_a_dataset_without_features_is_named_with_the_remedy_in_one_line(
+    words: tuple[str, ...], tmp_path: Path, reclaim: Command
+) -> None:
+    _dataset(tmp_path)
+    done = reclaim(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (error,) = (line for line in done.stderr.splitlines() if "no model reclaim@champion" not in line)
+    assert error == "error: out/features: no such folder; `reclaim features out` makes one"
 
 
 def test_a_file_that_ends_too_early_is_not_taken_for_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:

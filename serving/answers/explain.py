@@ -124,7 +124,7 @@ def _steps(found: Answers, bare: NDArray[np.float64], exceeded: NDArray[np.float
 def _price_in_words(known: Known, margin: str) -> str:
     """Return the price of a task's reservation, and, where it follows the outcomes, why it is not the model's."""
     prices, tier = known.prices, int(tier_key(known.last.tier)[0])
-    how = "solved for this cell" if known.scorer.model.bundle.portable else "set on validation"
+    portable = known.scorer.model.bundle.portable
     start, now = (price_of(of[margin].rung(known.last))[0] for of in (prices.start, prices.now))
     said = []
     for r, resource in enumerate(RESOURCES):
@@ -132,6 +132,8 @@ def _price_in_words(known: Known, margin: str) -> str:
         if prices.violated is None or given:
             said.append(f"{start[r]:.3g} for {resource}{', as given' if given else ''}")
             continue
+        solved = prices.own is not None and bool(np.isfinite(prices.own[:, tier, r]).all())
+        how = "set on validation" if not portable else "solved for this cell" if solved else "of its training sources"
         words = f"{start[r]:.3g} for {resource} {how}, now {now[r]:.3g}"
         if margin in BUDGETED:
             share, budget = prices.violated[BUDGETED.index(margin), tier, r], prices.budgets.of(margin)

@@ -122,13 +122,14 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
 
     if models or no_model:
         return load_bundles(models, no_model)
-    Dataset.open(dataset)  # before each model says that it is not there
+    Dataset.open(dataset)  # before each model says that it is not there, as the next
+    features = FeatureSet.open(dataset)
     found: list[Bundle] = []
     for reference in (SERVED, BUILTIN):
         try:
             bundle = load_model(reference)
             if reference == BUILTIN:
-                judged_on(reference, bundle, FeatureSet.open(dataset))
+                judged_on(reference, bundle, features)
         except (ModelError, ConfigError) as error:
             print_status(f"{reference} takes no part: {error}")
         else:

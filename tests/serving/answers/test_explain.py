@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.models.loader import load_model
@@ -126,13 +127,21 @@ def test_the_forecast_up_to_each_horizon_is_the_one_of_the_model(bundle: Bundle)
 def test_the_price_of_a_step_is_that_of_the_task_and_says_which_are_given() -> None:
     given = three_prices(*(Price(name, (5.0, 6.0), given=(True, False)) for name in ("baseline", "aggressive")))
     for follow, memory_price in (
-        (True, "6 for memory solved for this cell, now 6,"),
+        (True, "6 for memory of its training sources, now 6,"),
         (False, "6 for memory (limits of"),
     ):
         memory = memory_with(replace(load_model("builtin").bundle, prices=given), follow=follow)
         memory.write(windows_of({"limit": 2.0}))
         (step,) = explain(memory.answers((1, 0)), Units()).steps
         assert f"the baseline margin, 5 for cpu, as given, and {memory_price}" in step.why
+
+
+def test_a_price_is_solved_for_the_cell_once_a_slot_is_over_and_of_the_training_sources_before() -> None:
+    memory = memory_with(load_model("builtin").bundle, clock="trace")
+    for at, how in ((0, "of its training sources"), (3, "solved for this cell")):
+        memory.write(windows_of({"at": at, "limit": 2.0}))
+        step, *_ = explain(memory.answers((1, 0)), Units()).steps
+        assert [f"for {resource} {how}, now" in step.why for resource in RESOURCES] == [True, True]
 
 
 def test_a_run_that_has_just_begun_is_explained_by_its_forecast_and_then_by_its_limit() -> None:
