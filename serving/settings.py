@@ -51,8 +51,9 @@ class ServingSettings(BaseSettings):
     the limit, so that each tier keeps its budget as the load drifts, and the margins of machines likewise; ``off``:
     the model's own prices and margins stay."""
     at_once: float = Field(default=AT_ONCE, gt=0, le=1)
-    """Share of the machines that may pass what was reserved for them at the same time, except one time in a hundred;
-    margins of machines that follow keep it. 1: any share, as long as each machine keeps its budget of times."""
+    """Share of the machines, two of them in any case, that may pass what was reserved for them at the same time, except
+    one time in a hundred; margins of machines that follow keep it. 1: any share, as long as each machine keeps its
+    budget of times."""
     max_tasks: int = Field(default=1_000, ge=1)
     """Largest number of tasks in a stateless JSON request."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1_024)

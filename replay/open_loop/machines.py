@@ -43,9 +43,10 @@ FITTED, UNFITTED = KINDS = ("machine", "bound")
 fit, on the same forecasts."""
 BY_MACHINE_DEFINITION: Final = (
     "Their margins keep the budgets as shares of machines' times, not of task-windows, on the machines of the "
-    "validation period. `NAME (sum)` sums an estimator's reservations of tasks under the least margin or price "
-    "with which that sum keeps the budget. `NAME (machine)` is a model's estimator of machines: it foresees "
-    "the peak of all tasks on a machine together. It has no reservation of a task."
+    "validation period, without the tasks of collections that are kept for the test. `NAME (sum)` sums an estimator's "
+    "reservations of tasks under the least margin or price with which that sum keeps the budget. `NAME (machine)` is a "
+    "model's estimator of machines: it foresees the peak of all tasks on a machine together. It has no reservation of "
+    "a task."
 )
 """Meaning of the kinds ``experiment.BY_MACHINE``."""
 IN_A_LOOP_DEFINITION: Final = (

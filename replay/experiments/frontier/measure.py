@@ -35,7 +35,7 @@ from reclaim.replay.open_loop.paired import VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import Period, period_facts
 from reclaim.replay.open_loop.rows import ratio
 from reclaim.replay.settings import ReplayConfig
-from reclaim.training.machines.following import AT_ONCE, TIMES
+from reclaim.training.machines.following import ALONE, AT_ONCE, TIMES
 
 Floats = NDArray[np.float64]
 
@@ -284,9 +284,11 @@ def definitions(config: FrontierConfig, *, machines: bool, models: bool = False)
         of_machines["machine"] = (
             "`NAME (machine)` is a model's estimator of machines: it foresees the peak of all tasks on one "
             "together, from the sums of what it forecasts of each. `NAME (bound)` is Chernoff's bound on the same "
-            "forecasts, without a fit. Their margins are set on the peaks of the validation period; those that follow "
+            "forecasts, without a fit. Their curve is of one margin after another. Their margins are set on the peaks "
+            "of the validation period, without the tasks of collections that are kept for the test; those that follow "
             "move from there with the peaks that came. Those that are held are a service's: they move further where "
-            f"more than {AT_ONCE:.0%} of the machines pass at once at more than {TIMES:.0%} of the times."
+            f"more than {AT_ONCE:.0%} of the machines, and more than {ALONE}, pass at once at more than {TIMES:.0%} of "
+            "the times."
         )
     drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
     return {
