@@ -205,7 +205,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=9,
+    version=10,
     config=RecommendConfig,
     measure=measure,
     page=page,

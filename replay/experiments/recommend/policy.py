@@ -110,9 +110,13 @@ class Policy:
         return request, rule
 
     def _most(self, decisions: Decisions, resource: int) -> Floats:
-        """Return the most that may be requested: the enforced limit; where there is none, the limit or the floor."""
-        enforced, limit = decisions.enforced[:, resource], decisions.limit[:, resource]
-        return np.where(np.isnan(enforced), np.maximum(limit, self._least(resource)), enforced)
+        """Return the most that may be requested: the enforced limit; where there is none, the limit or the floor.
+
+        A limit that the dataset assumed, such as 0.0625 cores, may be no whole number of steps: it is rounded down.
+        """
+        enforced, limit, step = decisions.enforced[:, resource], decisions.limit[:, resource], self.step[resource]
+        whole = np.floor(limit / step * (1 + ROUNDING)) / (1 / step) if step else limit
+        return np.where(np.isnan(enforced), np.maximum(whole, self._least(resource)), enforced)
 
     def _least(self, resource: int) -> float:
         return float(self._whole(np.array(self.least[resource]), resource))

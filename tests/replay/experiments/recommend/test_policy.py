@@ -81,6 +81,15 @@ def test_a_limit_that_is_not_enforced_is_no_bound_below_the_floor() -> None:
     assert settled((0.002, 20 * MIB), tight) == [(0.004, "limit"), (32 * MIB, "limit")]
 
 
+def test_a_limit_that_is_not_enforced_bounds_a_request_to_whole_millicores_and_mebibytes_below_it() -> None:
+    # a power of two is no whole number of millicores, nor need what a node allots be one of mebibytes
+    assumed = np.array([[0.0625, 2048.5 * MIB]])
+    free = replace(decisions(request=(0.04, 1024 * MIB)), enforced=np.full((1, 2), NAN), limit=assumed)
+    assert settled((0.08, 4096 * MIB), free) == [(0.062, "limit"), (2048 * MIB, "limit")]
+    whole = replace(free, limit=np.array([[0.25, 2048 * MIB]]))
+    assert settled((0.3, 4096 * MIB), whole) == [(0.25, "limit"), (2048 * MIB, "limit")]
+
+
 def test_a_change_of_less_than_a_tenth_is_not_made_in_either_direction() -> None:
     assert settled((0.901, 1126 * MIB)) == [(1.0, "small change"), (1024 * MIB, "small change")]  # 102 of 1024 MiB
     assert settled((0.89, 1127 * MIB)) == [(pytest.approx(0.89), "estimate"), (1127 * MIB, "estimate")]  # 103 of them
