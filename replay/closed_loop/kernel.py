@@ -429,7 +429,8 @@ def schedule(loop: Any, now_us: int, until_us: int) -> None:
     """Try every waiting run, from the highest priority down, within one round-robin over users (EuroSys'15, 3.2).
 
     A user's own runs are tried from the longest wait down. A run that needs no less than one that just failed, under
-    the same constraints and at no higher a rank, is skipped. Runs that are placed and end by ``until_us`` are noted.
+    the same constraints and at no higher a rank, is skipped. One that ended while it waited has its place among its
+    user's until the next slot. Runs that are placed and end by ``until_us`` are noted.
     """
     runs, pending, tick = loop.runs, loop.pending, loop.tick
     _release(loop, now_us)

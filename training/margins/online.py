@@ -356,9 +356,9 @@ class OnlineMargins:
                 first_day = (_and_of_all(cells[name][b]) for name in ("promised", "violations"))
                 shares = (share_at(age_us, budget, *first_day) if self.own else 1.0, 1.0)
                 for k, share in enumerate(shares):
-                    found, before = rungs_within(*risks, share * budget), cells["own"][k, b]
-                    # a tier without an answer keeps its price, and has that of all before its first one
-                    cells["own"][k, b] = np.where(priced > 0, found[:-1], np.where(np.isnan(before), found[-1], before))
+                    found = rungs_within(*risks, share * budget)
+                    # before its first answer a tier has the price of all; from then on its answers always weigh
+                    cells["own"][k, b] = np.where(priced > 0, found[:-1], found[-1])
             cells["begun"][1] |= over > 0
         if over:
             fade = _HOUR_FADE**over

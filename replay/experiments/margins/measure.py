@@ -271,7 +271,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=20,
+    version=21,
     config=MarginsConfig,
     measure=measure,
     page=page,

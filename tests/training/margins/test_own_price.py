@@ -167,7 +167,7 @@ def test_a_cell_that_began_before_the_clock_of_its_trace_is_as_old_as_that() -> 
     assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
 
 
-def test_the_own_price_is_of_the_answers_of_a_tier_and_of_all_where_it_has_none_and_stays_while_none_comes() -> None:
+def test_the_own_price_is_of_the_answers_of_a_tier_and_of_all_before_its_first_and_stays_while_none_comes() -> None:
     other = int(tier_key(np.array([1]))[0])
     windows = _slots([1, 1, 13], [3, 1, 1])
     risk = np.zeros((3, 2, N_RUNGS), np.uint16)
@@ -181,7 +181,9 @@ def test_the_own_price_is_of_the_answers_of_a_tier_and_of_all_where_it_has_none_
     online.reach(24 * SLOT_US)  # an hour later, of answers of the other tier: 23 / 24 of the old one to rung 39
     after = online.own_rungs[1, :, 0]
     assert after[other] == pytest.approx(29 + (0.48 - 0.3) / (0.48 - 0.48 * 23 / 47), abs=1e-3)
-    assert np.delete(after, other) == pytest.approx(np.delete(places, other), abs=1e-6)
+    assert after[TIER] == pytest.approx(places[TIER], abs=1e-6)
+    # of all, 23 / 24 of two and one: rungs 20 to 29 are left at 0.48 to the new and an old one, then to the old one
+    assert np.delete(after, [TIER, other]) == pytest.approx(29 + (0.48 * 47 / 70 - 0.3) / (0.48 * 24 / 70), abs=1e-3)
 
 
 def test_in_the_first_hour_the_own_price_is_solved_again_at_every_slot() -> None:
