@@ -238,6 +238,12 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
             "Limits of a task of mean size that one violated task-window costs, per resource. Reserved is the r for "
             "which weight * r + price * P(demand > r) is least, r as a share of the task's limit, the weight its limit "
             "over the mean one. A higher price never reserves less."
+            + (
+                " Where a value is set, it follows from that value and from no budget; verdicts judge by the budgets "
+                "all the same, `net` by the value."
+                if config.value.known
+                else ""
+            )
         ),
         "online": (
             "Begins with the same price, or margin of a statistical estimator, on the first validation row and then "

@@ -308,6 +308,7 @@ def test_with_a_value_the_price_is_known_and_does_not_follow_and_the_report_says
         dict.fromkeys(MARGIN_NAMES, 3.0 / (0.05 * mean_limit[0]))
     )
     assert prices["baseline"]["memory"] > prices["aggressive"]["memory"]
+    assert "from that value and from no budget" in out.results["definitions"]["price"]
     money = {(of["estimator"], of["margin"]): of for of in out.results["money"]}
     assert {of["resource"] for of in money.values()} == {"cpu"}
     assert money["oracle", "none"]["cost"] == 0
