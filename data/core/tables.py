@@ -90,9 +90,9 @@ class Table:
         lines = self._lines(" | ", lambda width, right: "-" * (width - 1) + (":" if right else "-"))
         return "".join(f"| {line} |\n" for line in lines)
 
-    def is_text(self, column: int) -> bool:
-        """Return whether a column holds text, which is aligned to the left."""
-        return any(isinstance(row[column], str) for row in self.rows)
+    def are_text(self) -> list[bool]:
+        """Return for each column whether it holds text, which is aligned to the left."""
+        return [any(isinstance(row[k], str) for row in self.rows) for k in range(len(self.columns))]
 
     def _parts(self, width: int | None) -> list[list[int]]:
         """Return the columns of each part of a table of at most ``width``."""
@@ -100,7 +100,7 @@ class Table:
         widths = [2 + max(2, *(len(row[k]) for row in [self.columns, *cells])) for k in range(n)]
         if width is None or sum(widths) - 2 <= width:
             return [list(range(n))]
-        names = next((k for k in range(n) if not self.is_text(k)), n)
+        names = next((k for k, text in enumerate(self.are_text()) if not text), n)
         while names > 1 and 2 * sum(widths[:names]) > width:
             names -= 1
         first = list(range(names))
@@ -115,7 +115,7 @@ class Table:
         """Return the lines; ``rule`` gives what stands below a heading, by the column's width and its alignment."""
         cells = self.as_strings()
         widths = [max(2, *(len(row[i]) for row in [list(self.columns), *cells])) for i in range(len(self.columns))]
-        right = [not self.is_text(i) for i in range(len(self.columns))]
+        right = [not text for text in self.are_text()]
 
         def line(row: Sequence[str]) -> str:
             padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))

@@ -25,6 +25,11 @@ NO_LIMIT: Final = (
 """Cause of an error that a longer history does not cure."""
 _NO_USAGE: Final = "no row has a usage of it: without its limit in the mapping of a series, the resource is left out"
 """The same for a resource with a limit."""
+_NO_WINDOWS: Final = (
+    "the validation period has no windows, or only those of collections that are kept for the test: use a longer "
+    "history, or build the features with other shares, `reclaim features DATASET --set split.train_share=0.4`"
+)
+"""Cause where there is no validation row at all."""
 TIER_VIOLATIONS: Final = 20
 """Violations that the budget must allow a tier before it gets a setting of its own: with fewer, one task decides."""
 TIER_ROWS: Final = 10_000
@@ -129,7 +134,9 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
     granted = np.any(windows.limit > 0, axis=0)
     for r, resource in enumerate(RESOURCES):
         if not rows[:, r].any() and (granted[r] or not granted.any()):
-            if not granted.any():
+            if not len(windows):
+                cause = _NO_WINDOWS
+            elif not granted.any():
                 cause = NO_LIMIT
             elif np.isnan(demand(windows)[:, r]).all():
                 cause = _NO_USAGE

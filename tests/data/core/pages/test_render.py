@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def test_a_table_has_what_its_script_looks_for_and_is_whole_without_it() -> None
     assert page.count('<th scope="col"') == len(GROUPED.columns)
     assert "<button" not in page
     assert page.count('<tr class="first">') == 1
+
+
+def test_the_rows_of_a_table_are_read_once_for_the_alignment_of_its_cells_and_not_again_for_each() -> None:
+    class Rows(tuple[tuple[int, ...], ...]):
+        """Rows that count how often all of them are read."""
+
+        reads = 0
+
+        def __iter__(self) -> Iterator[tuple[int, ...]]:
+            Rows.reads += 1
+            return super().__iter__()
+
+    sortable(Table(("a", "b"), Rows((k, k) for k in range(200))))
+    assert Rows.reads < 10
 
 
 PRESS = """() => {
