@@ -14,6 +14,7 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand, with_demand
 from reclaim.features.groups import TIER_LABELS, tier_key
+from reclaim.features.splits import WRONG_TIME
 from reclaim.training.margins.answers import Answers, Setting
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded_amounts
 from reclaim.training.margins.price import Price
@@ -129,7 +130,9 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
     granted = np.any(windows.limit > 0, axis=0)
     for r, resource in enumerate(RESOURCES):
         if not rows[:, r].any() and (granted[r] or not granted.any()):
-            if not granted.any():
+            if not len(windows):
+                cause = f"the validation period has none; {WRONG_TIME}"
+            elif not granted.any():
                 cause = NO_LIMIT
             elif np.isnan(demand(windows)[:, r]).all():
                 cause = _NO_USAGE
