@@ -30,7 +30,8 @@ LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, FAR)
 _CAUSES: Final = {
     OVERLAP: (
         0.01,
-        "the window is shorter than window_s of the mapping says, or times are in a coarser unit than it says",
+        "the window is shorter than window_s of the mapping says, times are in a coarser unit than it says, or two "
+        "recordings of one task overlap",
     ),
     FAR: (0.5, "times are in a finer unit than the mapping says (milliseconds called seconds), or windows are longer"),
     CPU_BELOW: (0.5, f"{s.CPU_MEAN} and {s.CPU_MAX} are swapped, or in different units"),
