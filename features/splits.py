@@ -19,6 +19,10 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 TRAIN, VALID, TEST = range(3)
 PERIODS: Final = ("train", "valid", "test")
 """By the time t of the row."""
+WRONG_TIME: Final = (
+    "one row of a wrong time empties periods, too: `reclaim features DATASET` reports the time they divide"
+)
+"""Cause of an error of a period without rows that a longer history does not cure."""
 
 SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC = range(4)
 GROUPS: Final = ("seen", "valid-unseen", "test-unseen", "in-alloc")

@@ -22,22 +22,28 @@ MEMORY_BELOW: Final = f"{s.MEMORY_MAX} is below {s.MEMORY_MEAN}"
 _FALLS: Final = {name: f"{name} fall" for name in (s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES)}
 CPU_ABOVE: Final = f"{s.CPU_MEAN} is more than twice its limit"
 MEMORY_ABOVE: Final = f"{s.MEMORY_MEAN} is more than twice its limit"
+FAR_BELOW: Final = 0.02
+"""Share of the limit that some window of any workload exceeds; percent of 0 to 1, and KiB of bytes, never do."""
+CPU_FAR_BELOW: Final = f"{s.CPU_MEAN} is below {FAR_BELOW:.0%} of its limit"
+MEMORY_FAR_BELOW: Final = f"{s.MEMORY_MEAN} is below {FAR_BELOW:.0%} of its limit"
 FAR: Final = "a window begins a hundred of its lengths or more after an earlier one of its task"
-DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CPU_ABOVE, MEMORY_ABOVE, FAR)
+_OF_UNITS: Final = (CPU_FAR_BELOW, MEMORY_FAR_BELOW)
+DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CPU_ABOVE, MEMORY_ABOVE, *_OF_UNITS, FAR)
 """All defects that are counted here, for every format."""
-LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, FAR)
+LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, *_OF_UNITS, FAR)
 """Defects that a single window may have without an error: a task may exceed its limit, or be idle."""
 _CAUSES: Final = {
     OVERLAP: (
         0.01,
-        "the window is shorter than window_s of the mapping says, or times are in a coarser unit than it says",
+        "the window is shorter than window_s of the mapping says, times are in a coarser unit than it says, or two "
+        "recordings of one task overlap",
     ),
     FAR: (0.5, "times are in a finer unit than the mapping says (milliseconds called seconds), or windows are longer"),
     CPU_BELOW: (0.5, f"{s.CPU_MEAN} and {s.CPU_MAX} are swapped, or in different units"),
     MEMORY_BELOW: (0.5, f"{s.MEMORY_MEAN} and {s.MEMORY_MAX} are swapped, or in different units"),
     CPU_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
     MEMORY_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
-}
+} | dict.fromkeys(_OF_UNITS, (0.999, "usage is in a larger unit than the limit (0 to 1 and percent), or not recorded"))
 """Defect → share of the windows from which on a warning is given, and its likely cause.
 
 Usage above twice the limit is in 4 to 10 % of the windows of sound traces."""
@@ -59,7 +65,7 @@ def warnings_of(defects: Mapping[str, int], windows: int, *, mapped: bool) -> li
     return [
         f"{defects[name] / windows:.1%} of the windows: {name}; likely {causes[name]}"
         for name, (share, _) in _CAUSES.items()
-        if defects[name] > share * windows
+        if defects[name] > share * windows and (mapped or name not in _OF_UNITS)  # a fixed format has one unit
     ]
 
 
@@ -76,11 +82,13 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
     collection, index, start_us, end_us = (values_of(usage[name]) for name in (*s.TASK_KEY, s.START_US, s.END_US))
     overlaps, far = _steps(collection, index, start_us, end_us)
     counts: dict[str, Any] = {OVERLAP: overlaps, FAR: far}
-    for defect, mean, limit in (
-        (CPU_ABOVE, s.CPU_MEAN, s.CPU_LIMIT),
-        (MEMORY_ABOVE, s.MEMORY_MEAN, s.MEMORY_LIMIT),
+    for above, below, mean, limit in (
+        (CPU_ABOVE, CPU_FAR_BELOW, s.CPU_MEAN, s.CPU_LIMIT),
+        (MEMORY_ABOVE, MEMORY_FAR_BELOW, s.MEMORY_MEAN, s.MEMORY_LIMIT),
     ):
-        counts[defect] = np.count_nonzero(_floats(usage, mean) > FAR_ABOVE * _floats(usage, limit))
+        used, granted = _floats(usage, mean), _floats(usage, limit)
+        counts[above] = np.count_nonzero(used > FAR_ABOVE * granted)
+        counts[below] = np.count_nonzero(used < FAR_BELOW * granted)
     if longest_us is not None:
         counts[LONGER] = np.count_nonzero(end_us - start_us > longest_us)
     for defect, highest, mean in ((CPU_BELOW, s.CPU_MAX, s.CPU_MEAN), (MEMORY_BELOW, s.MEMORY_MAX, s.MEMORY_MEAN)):

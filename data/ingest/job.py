@@ -46,8 +46,8 @@ _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 1
 """Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
 _ROWS_PER_BUCKET: Final = 100_000
 _REMEDIES: Final = {
-    mismatch("", "double"): "values of a series are plain numbers, not 5%, 0,5 or 250m; dates and timestamps are "
-    'read with time_unit = "iso"',
+    mismatch("", "double"): "values of a series are plain numbers, not 5%, 0,5, 1,234.5 or 250m, and a missing "
+    'one is an empty field, not null or -; dates and timestamps are read with time_unit = "iso"',
     NOT_ISO: "a time is like 2026-11-28T02:00:00Z, 2026-11-28 02:00:00.5 or 2026-11-28T03:00:00+01:00; one without a "
     'zone is UTC; numbers take time_unit "s", "ms" or "us"',
     NO_TIER: 'give each word its tier: tier = { column = "class", batch = "free" }',
@@ -55,7 +55,8 @@ _REMEDIES: Final = {
     "takes s, ms or us, and nanoseconds are divided by 1000 first",
     " must be above 0 to serve as a limit": "rows without a limit, such as those of a machine that is off, are left "
     "out with a larger --max-reject-share",
-    " is negative or not finite": "a missing value is null or an empty field, not NaN (in polars `fill_nan(None)`)",
+    " is negative or not finite": "a missing value is a null of parquet or an empty field, not NaN (in polars "
+    "`fill_nan(None)`)",
 }
 """Ends of the reasons of a series' rejects, and what to do."""
 _COMPANIONS: Final = frozenset({

@@ -134,7 +134,8 @@ def notes_of(manifest: dict[str, Any], findings: Sequence[str]) -> list[str]:
     if contradicting := counts.get("contradicting_windows", 0):  # an older dataset does not record it
         lines.append(
             f"warning: {contradicting:,} of them have other values than the one that is kept, which is the first "
-            "by its values: look for two recordings of one task, or a task id that two tasks share"
+            "by its values: look for two recordings of one task, a task id that two tasks share, or local times "
+            "without a zone in the hour that a change of the clock repeats"
         )
     lines += findings
     lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]

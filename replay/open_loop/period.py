@@ -16,7 +16,7 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import MEMORY_AT
 from reclaim.data.windows import demand
 from reclaim.features.groups import AGES, TIER_LABELS, age_key, tier_key
-from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN
+from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, WRONG_TIME
 from reclaim.replay.open_loop import timeline
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.open_loop.share import WHOLE, Share
@@ -128,7 +128,7 @@ def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]], share
     if known == 0:
         raise HistoryTooShortError(
             f"0 of {len(test)} task-windows of the test period have a whole horizon after them, expected at least 1; "
-            "replay a longer trace or a shorter horizon"
+            f"replay a longer trace or a shorter horizon; {WRONG_TIME}"
         )
     windows = replace(history.windows, usage=history.windows.usage[:, :0]).take(test)  # copies a third less
     slots = timeline.lay_out(windows)

@@ -26,6 +26,7 @@ from reclaim.data.windows import (
 )
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
+from reclaim.features.splits import WRONG_TIME
 from reclaim.training.tracking.runs import DatasetFacts
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ RowIndex = NDArray[np.int64]
 
 NO_ROWS: Final = (
     "the split leaves too few collections, or too little time; `reclaim features DATASET --set "
-    "split.test_unseen_share=0.01 --set split.valid_unseen_share=0.01` holds out fewer collections"
+    f"split.test_unseen_share=0.01 --set split.valid_unseen_share=0.01` holds out fewer collections; {WRONG_TIME}"
 )
 """Reason and remedy where no row is there to learn from or to set prices on: of one collection, all may be held out."""
 

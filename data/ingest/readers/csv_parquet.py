@@ -37,6 +37,13 @@ _INVALID_STATE: Final = "invalid state"
 _ENDS_DIFFER: Final = "some lines end in a carriage return and others do not; end all in a line feed"
 _DELIMITERS: Final = ",;\t|"
 _BLANKS: Final = " \t"
+_NO_CSV: Final = {
+    b"\x1f\x8b": "gzipped, which the name does not say; add .gz to it",
+    b"PK\x03\x04": "a zip file or a workbook; unpack it, or export it as CSV",
+    b"\xff\xfe": "UTF-16; write it as UTF-8",
+    b"\xfe\xff": "UTF-16; write it as UTF-8",
+}
+"""First bytes of what is often called CSV by mistake, and the remedy."""
 _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
 
@@ -285,6 +292,9 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
     """Return a CSV file's delimiter and columns, and whether its first line is a header."""
     with open_bytes(file) as lines:
         line = lines.readline(_LONGEST_HEADER_BYTES)
+    for begin, what in _NO_CSV.items():
+        if line.startswith(begin):
+            raise DamagedFileError(f"{file}: {what}")
     if b"\r" in line.rstrip(b"\r\n"):
         raise DamagedFileError(f"{file}: {CR_ALONE}")
     if len(line) == _LONGEST_HEADER_BYTES:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import AFTER_TRACE_US, DAY_US, HOUR_US
-from reclaim.features.splits import TEST, VALID, in_period
+from reclaim.features.splits import TEST, VALID, WRONG_TIME, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
 NOW: Final = -1
@@ -105,7 +105,7 @@ def lay_out(
             name = "validation" if part == VALID else "test"
             raise HistoryTooShortError(
                 f"no window begins and ends in the {name} period; recommend on a longer history, or build the features "
-                "with other shares, `reclaim features DATASET --set split.train_share=0.4`"
+                f"with other shares, `reclaim features DATASET --set split.train_share=0.4`; {WRONG_TIME}"
             )
         workload, start = rows.workload[judged[part]], rows.start_us[judged[part]]
         time_us = begins_us + (start - begins_us) // hold_us * hold_us

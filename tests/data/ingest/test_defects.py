@@ -10,12 +10,14 @@ from reclaim.data import schema as s
 from reclaim.data.ingest.defects import (
     CPU_ABOVE,
     CPU_BELOW,
+    CPU_FAR_BELOW,
     DEFECTS,
     FAR,
     LEGITIMATE,
     LONGER,
     MEMORY_ABOVE,
     MEMORY_BELOW,
+    MEMORY_FAR_BELOW,
     OVERLAP,
     count_defects,
     warnings_of,
@@ -73,6 +75,19 @@ def test_usage_is_counted_above_twice_its_own_limit_and_a_maximum_below_its_own_
     assert found({s.CPU_MEAN: 0.2, s.MEMORY_MEAN: 0.4, s.MEMORY_MAX: 0.3}) == {MEMORY_BELOW: 1}
 
 
+def test_usage_that_is_never_near_its_limit_is_in_another_unit_where_a_mapping_says_the_units() -> None:
+    limits = {s.CPU_LIMIT: 100.0, s.MEMORY_LIMIT: 1024.0}
+    assert found(limits | {s.CPU_MEAN: 2.0, s.MEMORY_MEAN: 21.0}) == {}
+    assert found(limits | {s.CPU_MEAN: 1.0, s.MEMORY_MEAN: 1.0}) == {CPU_FAR_BELOW: 1, MEMORY_FAR_BELOW: 1}
+    assert found({s.CPU_MEAN: 0.0}, {s.CPU_LIMIT: 1.0}) == {}  # no limit, no usage
+    none = dict.fromkeys(DEFECTS, 0)
+    for name in (CPU_FAR_BELOW, MEMORY_FAR_BELOW):
+        assert warnings_of(none | {name: 999}, 1000, mapped=True) == []  # idle tasks
+        (line,) = warnings_of(none | {name: 1000}, 1000, mapped=True)
+        assert line.startswith(f"100.0% of the windows: {name}; likely usage is in a larger unit than the limit")
+        assert warnings_of(none | {name: 1000}, 1000, mapped=False) == []
+
+
 def test_percentiles_may_be_alike_and_a_window_counts_once_however_often_they_fall() -> None:
     rising, alike = [float(k) for k in range(11)], [1.0] * 11
     falling, late, early = [float(-k) for k in range(11)], [*rising[:10], 8.5], [0.5, *rising[:10]]
@@ -99,4 +114,4 @@ def test_a_defect_is_warned_of_above_its_share_of_the_windows_with_the_cause_tha
 
 def test_a_task_may_pass_its_limit_and_be_idle_and_all_else_is_a_defect_of_a_window() -> None:
     assert set(DEFECTS) - set(LEGITIMATE) == {OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, FALL, TAIL_FALL}
-    assert set(LEGITIMATE) == {CPU_ABOVE, MEMORY_ABOVE, FAR}
+    assert set(LEGITIMATE) == {CPU_ABOVE, MEMORY_ABOVE, CPU_FAR_BELOW, MEMORY_FAR_BELOW, FAR}

@@ -68,7 +68,7 @@ def test_where_a_time_is_a_date_the_error_says_what_to_do(tmp_path: Path) -> Non
     [
         ("1,300,5%", "plain numbers, not 5%"),
         ("1,1700000000000000000,1", "a finer unit than the mapping says: time_unit takes s, ms or us"),
-        ("1,300,NaN", r"a missing value is null or an empty field, not NaN \(in polars `fill_nan\(None\)`\)$"),
+        ("1,300,NaN", r"null of parquet or an empty field, not NaN \(in polars `fill_nan\(None\)`\)$"),
     ],
 )
 def test_where_too_many_values_are_rejected_the_error_says_what_to_do(tmp_path: Path, row: str, remedy: str) -> None:

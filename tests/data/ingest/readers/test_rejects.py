@@ -88,6 +88,19 @@ def test_lines_that_end_in_a_carriage_return_alone_are_named_as_such(
         ingest(tmp_path / "csv", tmp_path / "out", series)
 
 
+@pytest.mark.parametrize(
+    ("form", "remedy"), [("gzip", r"add \.gz"), ("utf-16", "write it as UTF-8"), ("zip", "unpack")]
+)
+def test_what_is_called_csv_by_mistake_is_refused_by_what_it_is(form: str, remedy: str, tmp_path: Path) -> None:
+    rows = "vm,t,cpu\r\n1,0,0.5\r\n"
+    content = {"gzip": gzip.compress(rows.encode()), "utf-16": rows.encode("utf-16"), "zip": b"PK\x03\x04\r\x00\n"}
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "usage.csv").write_bytes(content[form])
+    (tmp_path / "m.toml").write_text(MAPPING)
+    with pytest.raises(TraceError, match=rf"usage\.csv: .*{remedy}"):
+        ingest(tmp_path / "csv", tmp_path / "out", IngestConfig(trace="series", mapping=str(tmp_path / "m.toml")))
+
+
 def test_a_first_line_without_end_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_parquet, "_LONGEST_HEADER_BYTES", 1 << 20)
     (tmp_path / "csv").mkdir()
