@@ -28,7 +28,8 @@ _NO_USAGE: Final = "no row has a usage of it: without its limit in the mapping o
 """The same for a resource with a limit."""
 _NO_WINDOWS: Final = (
     "the validation period has no windows, or only those of collections that are kept for the test: use a longer "
-    f"history, or build the features with other shares, `reclaim features DATASET --set split.train_share=0.4`; {WRONG_TIME}"
+    "history, or build the features with other shares, `reclaim features DATASET --set split.train_share=0.4`; "
+    f"{WRONG_TIME}"
 )
 """Cause where there is no validation row at all."""
 TIER_VIOLATIONS: Final = 20
