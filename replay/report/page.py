@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from reclaim.data.core.nested import flatten
 from reclaim.data.core.pages.render import render
 from reclaim.data.core.style import RESOURCE_WORDS, SUBJECTS
 from reclaim.data.core.tables import Cell, Table
@@ -84,7 +86,7 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     values = {
         "title": experiment.title, "name": results["dataset"]["name"], "settings": settings_table(results),
         "results": {**results, "definitions": _silent_on(subjects, results["definitions"])}, "judged": shown,
-        "has_memory": measures_memory(results),
+        "has_memory": measures_memory(results), "chosen": _chosen(results["inputs"]["config"]),
         **experiment.page(results),
     }  # fmt: skip
     contenders = {estimator["name"] for estimator in results["estimators"]}
@@ -93,6 +95,16 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     template = f"experiments/{experiment.name.replace('-', '_')}/page.html"
     drawn = {name: path.read_text(encoding="utf-8") for name, path in figures.items()}
     return render("reclaim.replay", template, values, drawn, {"verdict": verdict_of})
+
+
+def _chosen(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a replay by dotted name, as ``--set`` takes them; none of money where it sets no price."""
+    free = config.get("value", {}).get("violation") is None
+    return {
+        name: "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+        for name, value in flatten(config).items()
+        if not (free and name.startswith("value."))
+    }
 
 
 def _silent_on(subjects: Sequence[re.Pattern[str]], definitions: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from reclaim.replay.experiment import Column, Run
 from reclaim.replay.experiments.margins.measure import EXPERIMENT
 from reclaim.replay.experiments.margins.page import best
 from reclaim.replay.open_loop.paired import BETTER, LESS, MORE, NOISE, UNKNOWN, WORSE
+from reclaim.replay.report import page
 from reclaim.replay.report.page import ReplayReport, render_page, runs_table, settings_table, verdict_of
 from reclaim.replay.runs.catalogue import EXPERIMENTS
 
@@ -76,6 +77,15 @@ class Tags(HTMLParser):
         self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
+def test_settings_are_shown_as_the_option_takes_them_and_money_where_it_sets_prices() -> None:
+    money = {"core_hour": None, "violation": None}
+    config = {"budgets": {"baseline": 0.001}, "tune": True, "estimators": ["borg"], "most": None, "value": money}
+    shown = {"budgets.baseline": "0.001", "tune": "true", "estimators": '["borg"]', "most": "none"}
+    assert page._chosen(config) == shown
+    money |= {"violation": 3.0}
+    assert page._chosen(config) == shown | {"value.core_hour": "none", "value.violation": "3.0"}
+
+
 def test_a_setting_without_a_value_is_told_as_the_published_one() -> None:
     chosen = {"cpu": {"half_life_s": 86_400.0, "level": None}, "memory": {"half_life_s": 10_800.0, "level": 0.8}}
     rows = settings_table({"settings": {"vpa": {"baseline": chosen}}}).rows
@@ -96,7 +106,7 @@ def test_the_page_is_self_contained_and_names_its_inputs(report: ReplayReport) -
         "derived from the trace", "percentile interval of 50 bootstrap resamples",
         f"<dt>test period</dt><dd>{duration(dataset['test_hours'])}</dd>", "numpy 2",
         f"<dt>in the test period</dt><dd>{dataset['test_task_windows']:,}</dd>", "<dt>machines</dt><dd>4</dd>",
-        "not in the trace",
+        "not in the trace", "budgets.baseline = <code>0.001</code>", "tune = <code>",
     ):  # fmt: skip
         assert text in page, text
     assert not re.search(r"/(root|tmp|home|work)/", page)
