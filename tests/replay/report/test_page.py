@@ -78,7 +78,7 @@ class Tags(HTMLParser):
 
 
 def test_settings_are_shown_as_the_option_takes_them_and_money_where_it_sets_prices() -> None:
-    money = {"core_hour": None, "violation": None}
+    money: dict[str, float | None] = {"core_hour": None, "violation": None}
     config = {"budgets": {"baseline": 0.001}, "tune": True, "estimators": ["borg"], "most": None, "value": money}
     shown = {"budgets.baseline": "0.001", "tune": "true", "estimators": '["borg"]', "most": "none"}
     assert page._chosen(config) == shown
