@@ -240,7 +240,7 @@ def test_a_link_in_the_place_of_a_folder_that_waits_to_be_deleted_is_removed_and
     assert (target / "kept").exists()
 
 
-@pytest.mark.parametrize("left", [f"{os.getpid()}12345\n".encode(), b"\xce\xff"])  # of a longer id, or damaged
+@pytest.mark.parametrize("left", [f"{os.getpid()}12345\n".encode(), b"\xce\xff"], ids=["longer", "damaged"])
 def test_what_an_earlier_holder_left_in_the_lock_is_no_part_of_the_next_ones_name(tmp_path: Path, left: bytes) -> None:
     (tmp_path / files._LOCK).write_bytes(left)
     held = take_lock(tmp_path)
