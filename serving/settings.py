@@ -97,7 +97,7 @@ class ServingSettings(BaseSettings):
     recorded."""
     record_days: float | None = Field(default=None, ge=1, le=LONGEST_S / 86_400)
     """Days of recorded windows that are kept, counted in hours that have some: older files are deleted when an hour is
-    written, and a wrong clock deletes none. None: all are kept, some 31 bytes a window."""
+    written, and one wrong time deletes none. None: all are kept, some 31 bytes a window."""
     state: Path | None = None
     """Folder for all that must outlive the process; None keeps it in memory only, and answers say so."""
     repair: bool = False

@@ -23,7 +23,8 @@ _FALLS: Final = {name: f"{name} fall" for name in (s.CPU_PERCENTILES, s.CPU_TAIL
 CPU_ABOVE: Final = f"{s.CPU_MEAN} is more than twice its limit"
 MEMORY_ABOVE: Final = f"{s.MEMORY_MEAN} is more than twice its limit"
 FAR_BELOW: Final = 0.02
-"""Share of the limit that some window of any workload exceeds; percent of 0 to 1, and KiB of bytes, never do."""
+"""Share of the limit that more than one window in a thousand exceeds, where a limit is the task's own; percent of 0 to
+1, and KiB of bytes, never do."""
 CPU_FAR_BELOW: Final = f"{s.CPU_MEAN} is below {FAR_BELOW:.0%} of its limit"
 MEMORY_FAR_BELOW: Final = f"{s.MEMORY_MEAN} is below {FAR_BELOW:.0%} of its limit"
 FAR: Final = "a window begins a hundred of its lengths or more after an earlier one of its task"
@@ -32,6 +33,9 @@ DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CP
 """All defects that are counted here, for every format."""
 LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, *_OF_UNITS, FAR)
 """Defects that a single window may have without an error: a task may exceed its limit, or be idle."""
+_LARGER_UNIT: Final = (
+    "usage is in a larger unit than the limit (0 to 1 and percent), or not recorded, or a limit is its machine's"
+)
 _CAUSES: Final = {
     OVERLAP: (
         0.01,
@@ -43,7 +47,9 @@ _CAUSES: Final = {
     MEMORY_BELOW: (0.5, f"{s.MEMORY_MEAN} and {s.MEMORY_MAX} are swapped, or in different units"),
     CPU_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
     MEMORY_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
-} | dict.fromkeys(_OF_UNITS, (0.999, "usage is in a larger unit than the limit (0 to 1 and percent), or not recorded"))
+    CPU_FAR_BELOW: (0.999, _LARGER_UNIT),
+    MEMORY_FAR_BELOW: (0.999, _LARGER_UNIT),
+}
 """Defect → share of the windows from which on a warning is given, and its likely cause.
 
 Usage above twice the limit is in 4 to 10 % of the windows of sound traces."""

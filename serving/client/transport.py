@@ -49,7 +49,7 @@ class ServiceError(ReclaimError):
     def __init__(
         self, message: str, status: int | None = None, error: ErrorBody | None = None, *, temporary: bool | None = None
     ) -> None:
-        """Without ``temporary``, no answer and a status that says so are temporary."""
+        """Take a missing ``temporary`` from the status: no answer, and one that says so, are temporary."""
         super().__init__(message)
         self.status = status
         self.error = error
@@ -143,10 +143,9 @@ class Transport:
 
 def _is_permanent(error: httpx.TransportError) -> bool:
     """Return whether a retry would meet a failure again: the caller caused it, or a certificate is not trusted."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None or isinstance(error, _PERMANENT)
+    inner = error.__cause__  # that of httpcore; what it was raised for is its context, and no exception of the caller
+    refused = inner is not None and isinstance(inner.__cause__ or inner.__context__, ssl.SSLCertVerificationError)
+    return refused or isinstance(error, _PERMANENT)
 
 
 def _checked(token: str) -> str:

@@ -41,7 +41,7 @@ class Recorder:
     count : callable
         Called with ``written`` or ``dropped`` and a number of windows.
     keep_days : float or None
-        Days of which files are kept, each of 24 hours that have some; None: all.
+        Days of which files are kept, each of 24 hours that have windows; None: all.
     """
 
     def __init__(
@@ -134,12 +134,13 @@ class Recorder:
     def _shorten(self) -> None:
         """Delete the files of hours that are no longer kept; one that cannot be deleted is reported.
 
-        Hours with files are counted, as a wrong clock may leap by years.
+        Hours with windows are counted, as a wrong clock may leap by years, and no later ones than that just written.
         """
         if self._keep_days is None:
             return
         written = self._folder.glob(f"usage-{'[0-9]' * 20}*.parquet")
-        hours = sorted({int(path.name.split("-")[1][:20]) // s.HOUR_US for path in written})
+        every = {int(path.name.split("-")[1][:20]) // s.HOUR_US for path in written}
+        hours = sorted(hour for hour in every if hour <= self._end_us // s.HOUR_US)
         kept = round(self._keep_days * _DAY_H)
         from_us = hours[-kept] * s.HOUR_US if len(hours) > kept else 0
         for table in RECORDED:
@@ -149,7 +150,7 @@ class Recorder:
                     try:
                         path.unlink(missing_ok=True)
                     except OSError as error:
-                        log.warning("%s should be deleted by its age, and stays: %s", path, error)
+                        log.warning("%s is older than what is kept, and cannot be deleted: %s", path, error)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if not len(rows):

@@ -195,13 +195,22 @@ def test_where_no_row_has_a_limit_a_longer_history_is_no_remedy(tmp_path: Path) 
     assert line.endswith("; a row needs a limit, and a later window of its task")
 
 
+def test_where_all_windows_for_margins_are_of_collections_kept_for_the_test_the_command_says_so(tmp_path: Path) -> None:
+    write_cell(tmp_path / "raw", tasks=6, windows=400)
+    built = dataset_of(tmp_path / "raw", tmp_path / "dataset", buckets=1)
+    features, _ = build_features(built, FeatureConfig(SplitConfig(test_unseen_share=0.98, valid_unseen_share=0.01)))
+    (line,) = [line for line in of_features(features, False)[1] if line.startswith("no row for margins has a known")]
+    assert line.endswith("--set split.test_unseen_share=0.01 keeps fewer")
+
+
 def test_the_command_says_where_one_wrong_time_leaves_periods_empty(tmp_path: Path) -> None:
     write_cell(tmp_path / "raw", tasks=6, windows=100)
     for name, rows, said in (
         ("right", "", []),
         ("wrong", "3,4000000000,1,0.1,0.1\n",
-         ["0 for margins and 1 for tests, of 601 windows, as their periods divide the time from 1970-01-01 00:10 to "
-          "2096-10-02 07:11: where the trace is shorter, a row has a wrong time; correct it and ingest again"]),
+         ["0 in the validation period and 1 in the test period, of 601 windows, as periods divide the time from "
+          "1970-01-01 00:10 to 2096-10-02 07:11 UTC: where the trace is shorter, "
+          "a row has a wrong time; correct it and ingest again"]),
     ):  # fmt: skip
         with (tmp_path / "raw" / "cell.csv").open("a") as file:
             file.write(rows)

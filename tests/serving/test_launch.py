@@ -375,6 +375,12 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         with pytest.raises(ServiceError, match=r"no answer from [^(]*: .*certificate verify failed") as untrusted:
             Client(f"https://127.0.0.1:{free_port}", token=token).state()  # of its own authorities; not tried again
         assert not untrusted.value.temporary
+        try:
+            raise untrusted.value
+        except ServiceError:  # a caller that goes on with another service
+            with pytest.raises(ServiceError, match="refused") as absent:
+                Client("http://127.0.0.1:9", retries=1).state()
+        assert absent.value.temporary
         status, metrics = send("GET", "/metrics")
         assert status == 200
         assert b'endpoint="/v1/reservations",method="POST",status="4xx"' in metrics

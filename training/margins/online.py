@@ -53,6 +53,8 @@ _FADE: Final = 1 - 1 / _DAY_SLOTS
 _HOUR_SLOTS: Final = 3_600 // SLOT_S
 _HOUR_FADE: Final = 1 - 1 / 24
 """Weight of an hour's answers relative to those of the next one in what an own price is solved from."""
+_FADES: Final = 1_000
+"""Most hours by which answers fade: weights of zero would forget which tiers and resources had any."""
 _UNKNOWN_US: Final = np.iinfo(np.int64).min
 """Begin of a cell that is not known yet. A cell may have begun before the clock of its trace."""
 _VIOLATED: Final = len(RESOURCES)
@@ -361,7 +363,7 @@ class OnlineMargins:
                     cells["own"][k, b] = np.where(priced > 0, found[:-1], found[-1])
             cells["begun"][1] |= over > 0
         if over:
-            fade = _HOUR_FADE**over
+            fade = _HOUR_FADE ** min(over, _FADES)
             cells["expected_before"], cells["priced_before"] = expected * fade, priced * fade
             cells["expected"][:], cells["priced"][:] = 0, 0
 

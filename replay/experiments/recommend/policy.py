@@ -115,7 +115,7 @@ class Policy:
         A limit that the dataset assumed, such as 0.0625 cores, may be no whole number of steps: it is rounded down.
         """
         enforced, limit, step = decisions.enforced[:, resource], decisions.limit[:, resource], self.step[resource]
-        whole = np.floor(limit / step * (1 + ROUNDING)) / (1 / step) if step else limit
+        whole = np.floor(limit / step * (1 + _OF_A_LIMIT)) / (1 / step) if step else limit
         return np.where(np.isnan(enforced), np.maximum(whole, self._least(resource)), enforced)
 
     def _least(self, resource: int) -> float:

@@ -150,9 +150,12 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     ]
     known = built.manifest["targets"]["valid"]
     unknown = [h for h in known[RESOURCES[0]] if not any(known[r][h]["known"] for r in RESOURCES)]
-    if unknown and len(built.valid_rows()):
+    empty = built.empty_periods()
+    if unknown and "valid" not in empty:
         remedy = (
-            "a longer history has some"
+            "collections kept for the test have all its windows; --set split.test_unseen_share=0.01 keeps fewer"
+            if not len(built.valid_rows())
+            else "a longer history has some"
             if len(unknown) < len(known[RESOURCES[0]])
             else "a row needs a limit, and a later window of its task"
         )
@@ -160,12 +163,12 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
             f"no row for margins has a known demand over {' or '.join(unknown)}: at these horizons no margin or price "
             f"can be set; {remedy}"
         )
-    if empty := built.empty_periods():
-        words = {"train": "for training", "valid": "for margins", "test": "for tests"}
-        rows = " and ".join(f"{n:,} {words[name]}" for name, n in empty.items())
+    if empty:
+        words = {"train": "training", "valid": "validation", "test": "test"}
+        rows = " and ".join(f"{n:,} in the {words[name]} period" for name, n in empty.items())
         first, last = (str(of.astype("M8[m]")).replace("T", " ") for of in built.span)
         lines.append(
-            f"{rows}, of {built.bucket_start[-1]:,} windows, as their periods divide the time from {first} to {last}: "
+            f"{rows}, of {built.bucket_start[-1]:,} windows, as periods divide the time from {first} to {last} UTC: "
             "where the trace is shorter, a row has a wrong time; correct it and ingest again"
         )
     if built.role == "test":

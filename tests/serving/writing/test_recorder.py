@@ -251,6 +251,16 @@ def test_a_window_far_ahead_of_all_others_deletes_nothing_and_names_no_later_fil
     assert ends_us == [W, s.HOUR_US + W, 3 * s.HOUR_US + W, 3_650 * s.DAY_US + W]
 
 
+def test_hours_later_than_the_one_that_is_written_push_nothing_out(tmp_path: Path) -> None:
+    for day in (100, 0):  # the clock is set right, or an earlier trace follows
+        recorder = Recorder(tmp_path, keep_days=1.0)
+        for hour in range(day * 24, day * 24 + 30):
+            recorder.take(windows_of({"at": hour * 12}))
+        recorder.close()
+    ends_us = [int(path.stem.rpartition("-")[2]) for path in sorted(tmp_path.glob("usage-*"))]
+    assert ends_us == [hour * s.HOUR_US + W for hour in (*range(6, 30), *range(2_406, 2_430))]
+
+
 def test_ends_that_come_before_the_first_window_are_kept_as_long_as_its_hour(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, keep_days=1.0)
     recorder.take_facts(fact_rows({"task": 1, "ended_us": s.HOUR_US}))
@@ -275,4 +285,4 @@ def test_an_old_file_that_cannot_be_deleted_is_reported_and_what_was_written_cou
     recorder.take(windows_of({"at": 3 * 288}))
     assert recorder.close()
     assert counts == {"written": 1, "dropped": 0}
-    assert f"{old} should be deleted by its age, and stays" in caplog.text
+    assert f"{old} is older than what is kept, and cannot be deleted" in caplog.text

@@ -86,6 +86,8 @@ def test_a_limit_that_is_not_enforced_bounds_a_request_to_whole_millicores_and_m
     assumed = np.array([[0.0625, 2048.5 * MIB]])
     free = replace(decisions(request=(0.04, 1024 * MIB)), enforced=np.full((1, 2), NAN), limit=assumed)
     assert settled((0.08, 4096 * MIB), free) == [(0.062, "limit"), (2048 * MIB, "limit")]
+    large = replace(free, limit=np.array([[64.4, 524_287.6 * MIB]]))
+    assert settled((70.0, 2**50), large) == [(64.4, "limit"), (524_287 * MIB, "limit")]
     whole = replace(free, limit=np.array([[0.25, 2048 * MIB]]))
     assert settled((0.3, 4096 * MIB), whole) == [(0.25, "limit"), (2048 * MIB, "limit")]
 
