@@ -23,6 +23,11 @@ WRONG_TIME: Final = (
     "one row of a wrong time empties periods, too: `reclaim features DATASET` reports the time they divide"
 )
 """Cause of an error of a period without rows that a longer history does not cure."""
+OTHER_SHARES: Final = (
+    "use a longer history, or build the features with other shares, `reclaim features DATASET --set "
+    f"split.train_share=0.4`; {WRONG_TIME}"
+)
+"""Remedies of a period without rows."""
 
 SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC = range(4)
 GROUPS: Final = ("seen", "valid-unseen", "test-unseen", "in-alloc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from reclaim.data.core.nested import flatten
+from reclaim.data.core.nested import as_set, flatten
 from reclaim.data.core.pages.render import render
 from reclaim.data.core.style import RESOURCE_WORDS, SUBJECTS
 from reclaim.data.core.tables import Cell, Table
@@ -100,11 +99,7 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
 def _chosen(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a replay by dotted name, as ``--set`` takes them; none of money where it sets no price."""
     free = config.get("value", {}).get("violation") is None
-    return {
-        name: "none" if value is None else value if isinstance(value, str) else json.dumps(value)
-        for name, value in flatten(config).items()
-        if not (free and name.startswith("value."))
-    }
+    return {name: as_set(value) for name, value in flatten(config).items() if not (free and name.startswith("value."))}
 
 
 def _silent_on(subjects: Sequence[re.Pattern[str]], definitions: Mapping[str, str]) -> dict[str, str]:

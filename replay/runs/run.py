@@ -17,7 +17,7 @@ import numpy as np
 
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import remove_left_behind, replaced_folder
-from reclaim.data.core.nested import flatten
+from reclaim.data.core.nested import as_set, flatten
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
@@ -268,7 +268,7 @@ def _command(experiment: Experiment, dataset: Dataset, config: ComparisonConfig,
     words = [f"reclaim {experiment.words}", shlex.quote(dataset.folder_name), "--out DIR"]
     of = [bundle.origin for bundle in bundles.values()]
     words += [f"--model {_reference(origin)}" for origin in of] or ["--no-model"]
-    words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
+    words += [f"--set {k}={shlex.quote(as_set(v))}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
     return " ".join(words)
 
 
@@ -278,12 +278,6 @@ def _reference(origin: ModelLocation | None) -> str:
     if origin.builtin:
         return BUILTIN  # not in a registry
     return origin.label if origin.registered else shlex.quote(origin.source)
-
-
-def _setting(value: object) -> str:
-    if isinstance(value, tuple):
-        return "'" + json.dumps(value) + "'"
-    return json.dumps(value) if isinstance(value, bool) else str(value)  # as in TOML
 
 
 def _dataset_facts(dataset: Dataset, features: FeatureSet) -> dict[str, Any]:

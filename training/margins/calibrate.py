@@ -14,7 +14,7 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand, with_demand
 from reclaim.features.groups import TIER_LABELS, tier_key
-from reclaim.features.splits import WRONG_TIME
+from reclaim.features.splits import OTHER_SHARES
 from reclaim.training.margins.answers import Answers, Setting
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded_amounts
 from reclaim.training.margins.price import Price
@@ -27,9 +27,7 @@ NO_LIMIT: Final = (
 _NO_USAGE: Final = "no row has a usage of it: without its limit in the mapping of a series, the resource is left out"
 """The same for a resource with a limit."""
 _NO_WINDOWS: Final = (
-    "the validation period has no windows, or only those of collections that are kept for the test: use a longer "
-    "history, or build the features with other shares, `reclaim features DATASET --set split.train_share=0.4`; "
-    f"{WRONG_TIME}"
+    f"the validation period has no windows, or only those of collections that are kept for the test: {OTHER_SHARES}"
 )
 """Cause where there is no validation row at all."""
 TIER_VIOLATIONS: Final = 20

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import AFTER_TRACE_US, DAY_US, HOUR_US
-from reclaim.features.splits import TEST, VALID, WRONG_TIME, in_period
+from reclaim.features.splits import OTHER_SHARES, TEST, VALID, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
 NOW: Final = -1
@@ -103,10 +103,7 @@ def lay_out(
         judged[part] = np.flatnonzero(inside)
         if not len(judged[part]):
             name = "validation" if part == VALID else "test"
-            raise HistoryTooShortError(
-                f"no window begins and ends in the {name} period; recommend on a longer history, or build the features "
-                f"with other shares, `reclaim features DATASET --set split.train_share=0.4`; {WRONG_TIME}"
-            )
+            raise HistoryTooShortError(f"no window begins and ends in the {name} period; {OTHER_SHARES}")
         workload, start = rows.workload[judged[part]], rows.start_us[judged[part]]
         time_us = begins_us + (start - begins_us) // hold_us * hold_us
         keys, number[part] = np.unique(np.stack([time_us, workload]), axis=1, return_inverse=True)

@@ -76,8 +76,7 @@ class Policy:
         A request above the largest machine would never be placed.
         """
         wanted = self._whole(np.maximum(limit * self.oom_bump, limit + self.oom_bump_by), MEMORY_AT, _OF_A_LIMIT)
-        step = self.step[MEMORY_AT]
-        most = np.floor(self.largest_memory / step) * step if step else self.largest_memory
+        most = self._whole_below(np.asarray(self.largest_memory), MEMORY_AT)
         return np.where(wanted > most, most, wanted)
 
     def requests(
@@ -114,8 +113,7 @@ class Policy:
 
         A limit that the dataset assumed, such as 0.0625 cores, may be no whole number of steps: it is rounded down.
         """
-        enforced, limit, step = decisions.enforced[:, resource], decisions.limit[:, resource], self.step[resource]
-        whole = np.floor(limit / step * (1 + _OF_A_LIMIT)) / (1 / step) if step else limit
+        enforced, whole = decisions.enforced[:, resource], self._whole_below(decisions.limit[:, resource], resource)
         return np.where(np.isnan(enforced), np.maximum(whole, self._least(resource)), enforced)
 
     def _least(self, resource: int) -> float:
@@ -151,6 +149,11 @@ class Policy:
             return amount
         # 9 * 0.001 is 0.009000000000000001, which the API server rounds up to 10 millicores
         return np.asarray(np.ceil(amount / step * (1 - rounding)) / (1 / step))
+
+    def _whole_below(self, limit: Floats, resource: int) -> Floats:
+        """Return limits rounded down to whole steps."""
+        step = self.step[resource]
+        return np.asarray(np.floor(limit / step * (1 + _OF_A_LIMIT)) / (1 / step)) if step else limit
 
 
 @dataclass(frozen=True)

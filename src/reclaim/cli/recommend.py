@@ -112,7 +112,6 @@ def _given(min_change: str | None, *, anonymise: bool) -> list[str]:
 
 def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bundle]:
     """Return name → model of the references; without any, the champion where there is one, and the built-in one."""
-    from reclaim.data.dataset import Dataset
     from reclaim.data.errors import ConfigError, ModelError
     from reclaim.features.feature_set import FeatureSet
     from reclaim.replay.runs.run import by_name
@@ -122,8 +121,7 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
 
     if models or no_model:
         return load_bundles(models, no_model)
-    Dataset.open(dataset)  # before each model says that it is not there, as the next
-    features = FeatureSet.open(dataset)
+    features = FeatureSet.open(dataset)  # before each model says that it is not there
     found: list[Bundle] = []
     for reference in (SERVED, BUILTIN):
         try:

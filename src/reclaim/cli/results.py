@@ -152,13 +152,12 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     unknown = [h for h in known[RESOURCES[0]] if not any(known[r][h]["known"] for r in RESOURCES)]
     empty = built.empty_periods()
     if unknown and "valid" not in empty:
-        remedy = (
-            "collections kept for the test have all its windows; --set split.test_unseen_share=0.01 keeps fewer"
-            if not len(built.valid_rows())
-            else "a longer history has some"
-            if len(unknown) < len(known[RESOURCES[0]])
-            else "a row needs a limit, and a later window of its task"
-        )
+        if not len(built.valid_rows()):
+            remedy = "collections kept for the test have them all; --set split.test_unseen_share=0.01 keeps fewer"
+        elif len(unknown) < len(known[RESOURCES[0]]):
+            remedy = "a longer history has some"
+        else:
+            remedy = "a row needs a limit, and a later window of its task"
         lines.append(
             f"no row for margins has a known demand over {' or '.join(unknown)}: at these horizons no margin or price "
             f"can be set; {remedy}"
