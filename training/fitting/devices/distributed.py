@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -12,12 +13,16 @@ from typing import Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from reclaim.data.errors import ConfigError
 
 INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the interface over which processes talk."""
+_JOINS: Final = itertools.count()
+"""Numbers the groups of this process: torchrun's store keeps the addresses of earlier ones, whose ports are closed."""
 Value = TypeVar("Value")
 
 
@@ -143,10 +148,13 @@ def joined(device: torch.device, *, go: bool = True) -> Iterator[bool]:
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
         for variable in INTERFACES:
             os.environ.setdefault(variable, loopback())
-    if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+    store, rank, size = next(rendezvous("env://"))
+    with_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if with_gpu else "gloo",
+        store=PrefixStore(f"reclaim/{next(_JOINS)}", store),
+        rank=rank, world_size=size, device_id=device if with_gpu else None,
+    )  # fmt: skip
     try:
         word = torch.tensor(int(go), device=device)
         dist.broadcast(word, src=0)
