@@ -28,11 +28,15 @@ FAR_BELOW: Final = 0.02
 CPU_FAR_BELOW: Final = f"{s.CPU_MEAN} is below {FAR_BELOW:.0%} of its limit"
 MEMORY_FAR_BELOW: Final = f"{s.MEMORY_MEAN} is below {FAR_BELOW:.0%} of its limit"
 FAR: Final = "a window begins a hundred of its lengths or more after an earlier one of its task"
-_OF_UNITS: Final = (CPU_FAR_BELOW, MEMORY_FAR_BELOW)
-DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CPU_ABOVE, MEMORY_ABOVE, *_OF_UNITS, FAR)
+SPACED: Final = "a window begins one to a hundred of its lengths after an earlier one of its task"
+_OF_MAPPINGS: Final = (CPU_FAR_BELOW, MEMORY_FAR_BELOW, SPACED)
+"""Defects of a unit or a length that a mapping states, and a fixed format does not."""
+DEFECTS: Final = (
+    OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CPU_ABOVE, MEMORY_ABOVE, *_OF_MAPPINGS, FAR
+)  # fmt: skip
 """All defects that are counted here, for every format."""
-LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, *_OF_UNITS, FAR)
-"""Defects that a single window may have without an error: a task may exceed its limit, or be idle."""
+LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, *_OF_MAPPINGS, FAR)
+"""Defects that a single window may have without an error: a task may exceed its limit, be idle, or pause."""
 _LARGER_UNIT: Final = (
     "usage is in a larger unit than the limit (0 to 1 and percent), or not recorded, or a limit is its machine's"
 )
@@ -43,6 +47,7 @@ _CAUSES: Final = {
         "recordings of one task overlap",
     ),
     FAR: (0.5, "times are in a finer unit than the mapping says (milliseconds called seconds), or windows are longer"),
+    SPACED: (0.9, "windows are longer than window_s of the mapping says, or most are missing"),
     CPU_BELOW: (0.5, f"{s.CPU_MEAN} and {s.CPU_MAX} are swapped, or in different units"),
     MEMORY_BELOW: (0.5, f"{s.MEMORY_MEAN} and {s.MEMORY_MAX} are swapped, or in different units"),
     CPU_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
@@ -71,7 +76,7 @@ def warnings_of(defects: Mapping[str, int], windows: int, *, mapped: bool) -> li
     return [
         f"{defects[name] / windows:.1%} of the windows: {name}; likely {causes[name]}"
         for name, (share, _) in _CAUSES.items()
-        if defects[name] > share * windows and (mapped or name not in _OF_UNITS)  # a fixed format has one unit
+        if defects[name] > share * windows and (mapped or name not in _OF_MAPPINGS)
     ]
 
 
@@ -86,8 +91,7 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
         The longest window by the trace's own document.
     """
     collection, index, start_us, end_us = (values_of(usage[name]) for name in (*s.TASK_KEY, s.START_US, s.END_US))
-    overlaps, far = _steps(collection, index, start_us, end_us)
-    counts: dict[str, Any] = {OVERLAP: overlaps, FAR: far}
+    counts: dict[str, Any] = dict(zip((OVERLAP, SPACED, FAR), _steps(collection, index, start_us, end_us), strict=True))
     for above, below, mean, limit in (
         (CPU_ABOVE, CPU_FAR_BELOW, s.CPU_MEAN, s.CPU_LIMIT),
         (MEMORY_ABOVE, MEMORY_FAR_BELOW, s.MEMORY_MEAN, s.MEMORY_LIMIT),
@@ -128,14 +132,16 @@ def _steps(
     index: Any,
     start_us: Any,
     end_us: Any,
-) -> tuple[int, int]:
-    """Return how many windows begin before an earlier one of their task ends, and far after."""
-    overlaps, far, until_us = 0, 0, 0
+) -> tuple[int, int, int]:
+    """Return how many windows begin before an earlier one of their task ends, a length or more after, and far after."""
+    overlaps, spaced, far, until_us = 0, 0, 0, 0
     for i in range(len(start_us)):
         if i > 0 and collection[i] == collection[i - 1] and index[i] == index[i - 1]:
             overlaps += start_us[i] < until_us
-            far += start_us[i] - until_us >= 100 * (end_us[i] - start_us[i])
+            pause, length = start_us[i] - until_us, end_us[i] - start_us[i]
+            spaced += length <= pause < 100 * length
+            far += pause >= 100 * length
             until_us = max(until_us, end_us[i])
         else:
             until_us = end_us[i]
-    return overlaps, far
+    return overlaps, spaced, far

@@ -11,7 +11,7 @@ from reclaim.data.core.files import content_sha256, file_sha256
 from reclaim.data.core.stores.places import reached
 from reclaim.data.dataset import FORMAT_VERSION, Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.ingest.shard import Shard
+from reclaim.data.ingest.shard import REJECTS, Shard
 from reclaim.data.traces.source import Source
 
 _NATURES: Final = {"COMPOSED.json": "composed of parts of real traces (semi-synthetic)", "SYNTHETIC.json": "synthetic"}
@@ -124,6 +124,10 @@ def manifest_of(
 def notes_of(manifest: dict[str, Any], findings: Sequence[str]) -> list[str]:
     """Return what a reader of a dataset must know, a line each, findings about its trace included; warnings say so."""
     counts, unread, lines = manifest["counts"], manifest["not_read"], list[str]()
+    if manifest["rejects"]:
+        reasons = sorted(manifest["rejects"].items(), key=lambda item: (-item[1], item[0]))
+        most = ", ".join(f"{reason} ({count:,})" for reason, count in reasons[:3]) + ", …" * (len(reasons) > 3)
+        lines.append(f"rejected: {most}; rejects/{REJECTS} has the file and number of each line")
     if not counts["usage"]:
         lines.append("no usage windows: the dataset can be inspected, not trained on")
     if counts["windows_without_limit"]:

@@ -122,11 +122,12 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
     from reclaim.data.ingest.manifest import notes_of
 
     manifest = report.dataset.manifest
-    counts, rejected = manifest["counts"], sum(manifest["rejects"].values())
+    counts, rejected, damaged = manifest["counts"], sum(manifest["rejects"].values()), len(manifest["damaged"])
     keys = ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "warnings", "lacks", "notes")
     lines = [
-        f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
-        f"rejected, {len(manifest['damaged'])} files damaged{unchanged(report.already_there)}"
+        f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; "
+        f"{rejected:,} line{'s' * (rejected != 1)} rejected, {damaged} file{'s' * (damaged != 1)} damaged"
+        f"{unchanged(report.already_there)}"
     ]
     lines += notes_of(manifest, report.findings)
     facts = {"dataset": str(dataset), "already_there": report.already_there}

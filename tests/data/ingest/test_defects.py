@@ -19,6 +19,7 @@ from reclaim.data.ingest.defects import (
     MEMORY_BELOW,
     MEMORY_FAR_BELOW,
     OVERLAP,
+    SPACED,
     count_defects,
     warnings_of,
 )
@@ -53,9 +54,20 @@ def test_a_window_overlaps_if_it_begins_before_the_latest_end_of_its_own_task() 
 
 def test_a_window_is_far_if_it_begins_a_hundred_of_its_lengths_after_the_latest_end() -> None:
     assert found(*times((0, 10), (1_010, 1_020))) == {FAR: 1}
-    assert found(*times((0, 10), (1_009, 1_019))) == {}
-    assert found(*times((0, 20), (5, 10), (1_015, 1_025))) == {OVERLAP: 1}  # since 20, not since 10
+    assert found(*times((0, 10), (1_009, 1_019))) == {SPACED: 1}
+    assert found(*times((0, 20), (5, 10), (1_015, 1_025))) == {OVERLAP: 1, SPACED: 1}  # since 20, not since 10
     assert found(*times((0, 10)), *times((5_000, 5_010), index=1)) == {}
+
+
+def test_windows_that_never_follow_each_other_are_longer_than_their_mapping_says() -> None:
+    assert found(*times((0, 10), (20, 30), (39, 49))) == {SPACED: 1}
+    none = dict.fromkeys(DEFECTS, 0)
+    assert warnings_of(none | {SPACED: 90}, 100, mapped=True) == []
+    assert warnings_of(none | {SPACED: 91}, 100, mapped=True) == [
+        f"91.0% of the windows: {SPACED}; likely windows are longer than window_s of the mapping says, "
+        "or most are missing"
+    ]
+    assert warnings_of(none | {SPACED: 91}, 100, mapped=False) == []
 
 
 def test_a_window_is_too_long_above_the_longest_of_its_trace_if_that_is_known() -> None:
@@ -114,4 +126,4 @@ def test_a_defect_is_warned_of_above_its_share_of_the_windows_with_the_cause_tha
 
 def test_a_task_may_pass_its_limit_and_be_idle_and_all_else_is_a_defect_of_a_window() -> None:
     assert set(DEFECTS) - set(LEGITIMATE) == {OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, FALL, TAIL_FALL}
-    assert set(LEGITIMATE) == {CPU_ABOVE, MEMORY_ABOVE, CPU_FAR_BELOW, MEMORY_FAR_BELOW, FAR}
+    assert set(LEGITIMATE) == {CPU_ABOVE, MEMORY_ABOVE, CPU_FAR_BELOW, MEMORY_FAR_BELOW, SPACED, FAR}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -611,6 +612,7 @@ def test_a_real_series_arrives_whole_with_its_gaps_and_the_exact_sums_of_each_ta
     [
         ({"window_s = 300": "window_s = 600"}, "1,{t},0.1,0\n", "a window begins before an earlier one"),
         ({}, "1,{t}000,0.1,0\n", "finer unit than the mapping says"),
+        ({"window_s = 300": "window_s = 30"}, "1,{t},0.1,0\n", "windows are longer than window_s of the mapping says"),
         ({"cpu_limit = 4.0": "cpu_limit = 0.01"}, "1,{t},0.1,0\n", "cpu_mean is more than twice its limit"),
         ({"cpu_mean =": "cpu_max = 0.05\ncpu_mean ="}, "1,{t},0.1,0\n", "cpu_mean and cpu_max are swapped"),
         ({}, "1,{t},0.1,0\n", None),
@@ -660,3 +662,16 @@ def test_ingest_says_how_many_windows_came_twice(tmp_path: Path) -> None:
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING))), tmp_path / "out"
     )
     assert "1 windows repeat a task and a time of others; one of each is kept" in lines
+
+
+def test_ingest_says_why_lines_were_rejected_and_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,0.5\n1,soon,0.6\n2,300,nan\n2,never,0.1\n")
+    mapping = given_mapping(tmp_path, MAPPING)
+    report = ingest(tmp_path / "in", tmp_path / "out", replace(config(mapping), max_reject_share=1.0))
+    _, lines = of_ingest(report, tmp_path / "out")
+    assert lines[0].endswith("1 windows of 1 tasks, recorded; 3 lines rejected, 0 files damaged")
+    assert lines[1] == (
+        "rejected: t is not a double (2), used is negative or not finite (1); rejects/rejects.parquet has the file and "
+        "number of each line"
+    )
