@@ -11,6 +11,7 @@ from typing import Any, Final
 from zipfile import BadZipFile
 
 import numpy as np
+import pyarrow as pa
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
@@ -228,6 +229,17 @@ class FeatureSet:
         rows = {name: sum(of.values()) for name, of in self.manifest["rows"].items()}
         few = share * self.bucket_start[-1] / 100
         return {name: rows[name] for name, least in zip(PERIODS, few, strict=True) if rows[name] < least}
+
+    def outermost(self) -> tuple[str, str]:
+        """Return the task of the first window of the dataset, and that of the last one: its name, else its key."""
+        tasks = self.dataset.table("tasks", [*s.TASK_KEY, s.FIRST_SEEN_US, s.LAST_SEEN_US]).to_pydict()
+        found = []
+        for column, at_us in zip((s.FIRST_SEEN_US, s.LAST_SEEN_US), self.manifest["span_us"], strict=True):
+            row = tasks[column].index(at_us)
+            key = {name: [tasks[name][row]] for name in s.TASK_KEY}
+            names = self.dataset.read("names", [s.POD], pa.table(key))[s.POD] if self.dataset.named else []
+            found.append(str(names[0]) if len(names) else ", ".join(str(part) for (part,) in key.values()))
+        return found[0], found[1]
 
     def train_rows(self) -> NDArray[np.int64]:
         """Return the places of the rows to learn from: training period, seen collections."""

@@ -210,7 +210,11 @@ def test_the_command_says_where_one_wrong_time_leaves_periods_empty(tmp_path: Pa
         ("wrong", "3,4000000000,1,0.1,0.1\n",
          ["0 in the validation period and 1 in the test period, of 601 windows, as periods divide the time from "
           "1970-01-01 00:10 to 2096-10-02 07:11 UTC: where the trace is shorter, "
-          "a row has a wrong time; correct it and ingest again"]),
+          "a row has a wrong time; correct it and ingest again (the first window is of task 0, 0, the last of 3, 0)"]),
+        ("named", "odd,5000000000,1,0.1,0.1\n",
+         ["0 in the validation period, of 602 windows, as periods divide the time from "
+          "1970-01-01 00:10 to 2128-06-11 08:58 UTC: where the trace is shorter, "
+          "a row has a wrong time; correct it and ingest again (the first window is of task 0, 0, the last of odd)"]),
     ):  # fmt: skip
         with (tmp_path / "raw" / "cell.csv").open("a") as file:
             file.write(rows)

@@ -167,9 +167,11 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
         words = {"train": "training", "valid": "validation", "test": "test"}
         rows = " and ".join(f"{n:,} in the {words[name]} period" for name, n in empty.items())
         first, last = (str(of.astype("M8[m]")).replace("T", " ") for of in built.span)
+        tasks = built.outermost()
         lines.append(
             f"{rows}, of {built.bucket_start[-1]:,} windows, as periods divide the time from {first} to {last} UTC: "
-            "where the trace is shorter, a row has a wrong time; correct it and ingest again"
+            f"where the trace is shorter, a row has a wrong time; correct it and ingest again (the first window is of "
+            f"task {tasks[0]}, the last of {tasks[1]})"
         )
     if built.role == "test":
         lines.append("held out (split.role=test): for models trained on other datasets")
