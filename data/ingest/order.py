@@ -1,4 +1,4 @@
-"""Orders events of one time: a running task ends before it starts again, any other starts before it ends."""
+"""Orders events of one time: a task that runs or waits ends before it starts again, any other starts before it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def task_events_in_order(events: pa.Table) -> pa.Table:
     """Return the events, sorted by task, time and type, in the order in which they hold.
 
     Traces of whole seconds have many of one time: a task leaves a machine and starts on another one, or a run is over
-    within the second it began in.
+    within the second it began in. A task that waits was submitted and has not ended. An update counts as a start.
     """
     return _in_order(events, s.TASK_KEY, s.EventType.ENDS)
 
