@@ -38,7 +38,7 @@ from reclaim.data.traces.source import Source
 
 ROWS_AT_ONCE: Final = 400_000
 """Windows sorted at once, about 0.5 KiB each; a larger bucket is made in ranges of tasks."""
-FORM: Final = 4
+FORM: Final = 5
 """Raised when the same rows get other bytes or counts: a run that continues another one's makes its buckets again."""
 _STATISTICS: Final = (s.COLLECTION_ID, s.START_US, s.TIME_US)
 _UNLIKE: Final = (s.CPI, s.MAI)
