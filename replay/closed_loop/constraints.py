@@ -39,7 +39,8 @@ class Constraints:
     sets : sequence of tuple of Constraint
         All of a set must hold; ``NO_SET`` is empty.
     attributes : mapping of str to array
-        The columns of the dataset's ``attributes`` table, sorted by machine, name and time.
+        The columns of the dataset's ``attributes`` table, sorted by machine, name and time; of one time, deletions
+        come first.
     """
 
     collection_id: NDArray[np.int64]
@@ -59,6 +60,7 @@ class Constraints:
         number, sets = _sets(table, first)
         attributes = dataset.table("attributes").sort_by(
             [(name, "ascending") for name in (s.MACHINE_ID, s.ATTRIBUTE_NAME, s.TIME_US)]
+            + [(s.ATTRIBUTE_DELETED, "descending")]  # of one time, what was deleted is then set
         )
         return cls(
             collection_id=collection[first],

@@ -264,14 +264,16 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     events = pa.concat_tables(
         [dataset.events(bucket, oom_columns(dataset.manifest)) for bucket in range(dataset.n_buckets)]
     )
-    submitted = np.clip(_submitted_us(events, windows), start_us, windows.start_us)
-    runs["arrival_us"] = np.where(same_run[first], began_us, submitted)  # not carried: after a gap in the record
+    submitted = np.maximum(_submitted_us(events, windows), start_us)
+    arrival = np.minimum(submitted, windows.start_us)  # a window may begin before: its times are whole seconds
+    runs["arrival_us"] = np.where(same_run[first], began_us, arrival)  # not carried: after a gap in the record
     task = seen.task_numbers()[rows[first]]
     follows = np.append(False, task[1:] == task[:-1])
     runs["after"] = np.where(follows, np.arange(n) - 1, -1)
     runs["then"] = np.append(np.where(follows[1:], np.arange(1, n), -1), -1)
     constraints = Constraints.read(source.dataset)
-    runs["mask"] = constraints.set_of(windows.collection_id, windows.instance_index, runs["arrival_us"])
+    asked_us = np.where(same_run[first], began_us, submitted)
+    runs["mask"] = constraints.set_of(windows.collection_id, windows.instance_index, asked_us)
     workload = Workload(
         runs=runs,
         tape=tape,
@@ -337,7 +339,6 @@ def _submitted_us(events: pa.Table, windows: Windows) -> NDArray[np.int64]:
     unknown the start of the window.
     """
     scheduled = np.where(windows.scheduled_us > 0, windows.scheduled_us, windows.start_us)
-    scheduled = np.minimum(scheduled, windows.start_us)
     kinds = pa.array(_READY + s.EventType.ENDS, pa.int8())
     changed = events.filter(pc.is_in(events[s.EVENT_TYPE], kinds)).to_pandas()
     changed = changed[changed[s.TIME_US] > s.BEFORE_TRACE_US]

@@ -400,7 +400,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=11,
+    version=12,
     config=CompactionConfig,
     measure=measure,
     page=page,

@@ -277,7 +277,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=21,
+    version=22,
     config=MarginsConfig,
     measure=measure,
     page=page,

@@ -12,7 +12,7 @@ from reclaim.data.ingest.order import machine_events_in_order, task_events_in_or
 SUBMIT, SCHEDULE, FAIL, UPDATE = (
     s.EventType.SUBMIT, s.EventType.SCHEDULE, s.EventType.FAIL, s.EventType.UPDATE_RUNNING
 )  # fmt: skip
-ADD, REMOVE = s.MachineEventType.ADD, s.MachineEventType.REMOVE
+ADD, REMOVE, CHANGED = s.MachineEventType.ADD, s.MachineEventType.REMOVE, s.MachineEventType.UPDATE
 
 Row = tuple[int, int, int]
 
@@ -50,8 +50,13 @@ def test_a_run_within_a_second_is_over_for_what_comes_later() -> None:
     assert [kind for _, _, kind in found] == [SCHEDULE, FAIL, SCHEDULE, FAIL, SCHEDULE]
 
 
-def test_a_machine_that_is_removed_and_comes_back_at_one_time_is_in_service() -> None:
-    rows = [(1, 0, ADD), (1, 5, ADD), (1, 5, REMOVE), (2, 3, ADD), (2, 3, REMOVE), (2, 5, ADD)]
+def test_a_task_that_is_updated_and_ends_at_one_time_has_ended() -> None:
+    rows = [(1, 0, SCHEDULE), (1, 5, UPDATE), (1, 5, FAIL), (1, 6, SCHEDULE), (1, 6, FAIL)]
+    assert [kind for _, _, kind in of_tasks(*rows)] == [SCHEDULE, UPDATE, FAIL, SCHEDULE, FAIL]
+
+
+def of_machines(*rows: Row) -> list[Row]:
+    """Return events, (machine, time, type) each and sorted, as (time, machine, type) in their order."""
     table = pa.table(
         {
             s.MACHINE_ID: pa.array([machine for machine, _, _ in rows], pa.int64()),
@@ -60,9 +65,17 @@ def test_a_machine_that_is_removed_and_comes_back_at_one_time_is_in_service() ->
         }
     )
     found = machine_events_in_order(table)
-    assert list(zip(*(found[n].to_pylist() for n in (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE)), strict=True)) == [
-        (0, 1, ADD), (3, 2, ADD), (3, 2, REMOVE), (5, 1, REMOVE), (5, 1, ADD), (5, 2, ADD),
-    ]  # fmt: skip
+    return list(zip(*(found[n].to_pylist() for n in (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE)), strict=True))
+
+
+def test_a_machine_that_is_removed_and_comes_back_at_one_time_is_in_service() -> None:
+    found = of_machines((1, 0, ADD), (1, 5, ADD), (1, 5, REMOVE), (2, 3, ADD), (2, 3, REMOVE), (2, 5, ADD))
+    assert found == [(0, 1, ADD), (3, 2, ADD), (3, 2, REMOVE), (5, 1, REMOVE), (5, 1, ADD), (5, 2, ADD)]
+
+
+def test_a_machine_that_is_updated_and_removed_at_one_time_is_not_in_service() -> None:
+    found = of_machines((1, 0, ADD), (1, 5, REMOVE), (1, 5, CHANGED), (1, 6, ADD), (1, 6, CHANGED))
+    assert found == [(0, 1, ADD), (5, 1, CHANGED), (5, 1, REMOVE), (6, 1, ADD), (6, 1, CHANGED)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 10)), max_size=30))

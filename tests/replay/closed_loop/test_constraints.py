@@ -158,6 +158,24 @@ def test_a_value_that_is_unknown_is_the_empty_one_in_constraints_and_of_machines
     assert allowed.tolist() == [[True, False, True], [True, False, True], [True, False, False]]
 
 
+@pytest.mark.parametrize("removed", ["1", "3", None])
+def test_an_attribute_that_is_deleted_and_set_at_one_time_is_set_whatever_the_deletion_says(
+    tmp_path: Path, window: Event, event: Event, write_shard: WriteShard, removed: str | None
+) -> None:
+    asked = [{"name": "speed", "value": "2", "relation": "0"}]
+    write_shard(tmp_path / "raw", "instance_events-000000000000", [event(600, 3, constraint=asked)])
+    write_shard(tmp_path / "raw", "instance_usage-000000000000", [window(900)])
+    of = {"machine_id": "7", "name": "speed"}
+    rows: list[dict[str, Any]] = [
+        {**of, "time": "0", "value": "1", "deleted": False},
+        {**of, "time": "5", "value": removed, "deleted": True},
+        {**of, "time": "5", "value": "2", "deleted": False},
+    ]
+    write_shard(tmp_path / "raw", "machine_attributes-000000000000", rows)
+    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="google-v3", buckets=1)).dataset
+    assert Constraints.read(made).allowed(np.array([7]), 5).tolist() == [[True], [True]]
+
+
 def test_the_last_bound_on_a_jobs_tasks_holds(cell: Dataset) -> None:
     assert most_per_machine(cell, np.array([9007199254740993, 8, 7])).tolist() == [2, 0, 0]
 

@@ -189,6 +189,27 @@ def test_a_run_without_a_submission_since_the_end_before_it_comes_when_it_was_sc
     assert made.runs["arrival_us"][2:].tolist() == [at(39) * 1_000_000, at(64) * 1_000_000]
 
 
+def test_a_run_that_was_submitted_again_inside_a_window_comes_as_that_window_begins(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, window_us = Dataset.events, at(64) * 1_000_000
+    # the first run is evicted, submitted and scheduled again within the window that begins the second
+    moved = {at(60) * 1_000_000: window_us + 1, at(61) * 1_000_000: window_us + 2, window_us: window_us + 3}
+
+    def in_one_window(dataset: Dataset, *asked: Any) -> pa.Table:
+        table = recorded(dataset, *asked)
+        times = pa.array([moved.get(time, time) for time in table[s.TIME_US].to_pylist()], pa.int64())
+        return table.set_column(table.schema.get_field_index(s.TIME_US), s.TIME_US, times)
+
+    monkeypatch.setattr(Dataset, "events", in_one_window)
+    period = period_of(source)
+    windows = period.history.windows
+    scheduled_us = np.where(windows.scheduled_us == window_us, window_us + 3, windows.scheduled_us)
+    seen = replace(period.history, windows=replace(windows, scheduled_us=scheduled_us))
+    made = workload_of(source, replace(period, history=seen), machines_in(source, period))
+    assert made.runs["arrival_us"][2:].tolist() == [at(39) * 1_000_000, window_us]
+
+
 def test_windows_of_a_run_from_before_begin_when_they_were_recorded_though_the_first_is_within_the_first_slot(
     source: Source,
 ) -> None:
@@ -250,6 +271,29 @@ def test_runs_have_their_jobs_constraints_bounds_and_priorities(wishes: Source) 
     assert len(np.unique(made.runs["user"])) == len(np.unique(users))
     # 103 and 110 are of one tier, and still not alike
     assert {j: int(run["rank"]) for j, run in of.items()} == {22: 2, 11: 0, 12: 1, 13: 0}
+
+
+def test_a_run_has_the_constraints_it_was_submitted_with_though_its_first_window_begins_before(
+    wishes: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window_us = at(40) * 1_000_000  # times of windows are whole seconds, and those of events are not
+
+    def within_the_second(table: pa.Table) -> pa.Table:
+        times = [time + 400_000 * (time == window_us) for time in table[s.TIME_US].to_pylist()]
+        return table.set_column(table.schema.get_field_index(s.TIME_US), s.TIME_US, pa.array(times, pa.int64()))
+
+    recorded, asked_for = Dataset.events, Dataset.constraints
+    monkeypatch.setattr(Dataset, "events", lambda *asked: within_the_second(recorded(*asked)))
+    monkeypatch.setattr(Dataset, "constraints", lambda *asked: within_the_second(asked_for(*asked)))
+    period = period_of(wishes)
+    windows = period.history.windows
+    scheduled_us = windows.scheduled_us + 400_000 * (windows.scheduled_us == window_us)
+    seen = replace(period.history, windows=replace(windows, scheduled_us=scheduled_us))
+    made = workload_of(wishes, replace(period, history=seen), machines_in(wishes, period))
+    job = windows.collection_id[made.row[made.runs["first"]]]
+    of = dict(zip(job.tolist(), made.runs, strict=True))
+    assert int(of[12]["arrival_us"]) == window_us
+    assert made.masks[of[12]["mask"]].tolist() == [False, True]
 
 
 def test_a_collection_starts_after_those_that_had_ended_when_it_did(wishes: Source) -> None:
