@@ -43,7 +43,7 @@ from reclaim.training.tracking.references import BUILTIN_FOLDER
 from reclaim.training.tracking.runs import RunRecord
 from tests.folders import contents
 from tests.object_store import Bucket
-from tests.series import MAPPING, dataset_of, write_cell
+from tests.series import MAPPING, dataset_of, write_cell, write_raw
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -599,6 +599,18 @@ def test_a_dataset_named_twice_is_refused(place: Path, tmp_path: Path) -> None:
         run_training([place / "dataset", tmp_path / "copy"], CONFIG)
     with pytest.raises(ConfigError, match="at least 1 dataset"):
         run_training([], CONFIG)
+
+
+def test_two_datasets_of_the_same_windows_are_refused_as_prices_would_be_set_on_rows_that_are_learned_from(
+    place: Path, other: Path, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, experiment="overlapping")
+    lines = (place / "raw" / "cell.csv").read_text().splitlines()
+    write_raw(tmp_path / "raw", [line for k, line in enumerate(lines) if k == 0 or (k - 1) % 300 < 200])
+    earlier = dataset_of(tmp_path / "raw", tmp_path / "earlier", buckets=2).path
+    with pytest.raises(ConfigError, match=r"(dataset and .*earlier|earlier and .*dataset) hold the same windows, so "):
+        run_training([place / "dataset", other, earlier], config)
+    assert tracking.find_runs("overlapping") == []
 
 
 def test_a_horizon_that_no_validation_row_spans_is_an_error_before_there_is_a_run(place: Path) -> None:
