@@ -413,17 +413,23 @@ def test_killed_while_it_records_a_run_has_each_metric_once_and_the_model_that_w
     assert len(client.search_logged_models([experiment.experiment_id])) == 1
 
 
-@pytest.mark.parametrize("gone", ["report", "model"])
-def test_a_finished_run_whose_files_are_gone_is_trained_again(
+@pytest.mark.parametrize("gone", ["report", "model", "weights", "half of the weights"])
+def test_a_finished_run_whose_files_are_gone_or_damaged_is_trained_again(
     place: Path, gone: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = replace(CONFIG, model_name=f"gone-{gone}", fit=replace(CONFIG.fit, epochs=1))
+    config = replace(CONFIG, model_name=f"gone-{gone.replace(' ', '-')}", fit=replace(CONFIG.fit, epochs=1))
     lost = run_training(place / "dataset", config)
     if gone == "report":
         (found,) = place.rglob(f"{lost.run_id}/artifacts/report.json")
         found.unlink()
-    else:
+    elif gone == "model":
         shutil.rmtree(tracking.fetch_bundle(f"{lost.model}/{lost.version}")[0].parents[1])
+    else:
+        weights = tracking.fetch_bundle(f"{lost.model}/{lost.version}")[0] / "network.safetensors"
+        content = weights.read_bytes()
+        weights.unlink()
+        if gone != "weights":
+            weights.write_bytes(content[: len(content) // 2])
     again = run_training(place / "dataset", config, progress=print)
     assert f"run {lost.run_id} is finished, but its result is gone" in capsys.readouterr().out
     assert not again.reused
