@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -12,7 +12,7 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.replay.experiment import COMPARED, ORACLE, Column
 from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
-from reclaim.replay.runs.record import FINISHED, TAG_PARENT, TAG_PLACE, dataset_of, horizon_of, words_of
+from reclaim.replay.runs.record import FINISHED, TAG_PARENT, TAG_PLACE, dataset_of, horizon_of, shown_datasets, words_of
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import default_tracking_uri
 from reclaim.training.tracking.runs import RunRecord
@@ -90,7 +90,10 @@ def compare(chosen: Chosen) -> dict[str, Table]:
     A setting in which the runs of a table differ is a column of it.
     """
     by_name = {name: [r for r in chosen.runs if r.experiment == name] for name in EXPERIMENTS}
-    return {name: _table(records, load_experiment(name).columns) for name, records in by_name.items() if records}
+    datasets = shown_datasets(chosen.runs)
+    return {
+        name: _table(records, load_experiment(name).columns, datasets) for name, records in by_name.items() if records
+    }
 
 
 def _members(run_id: str, single: Sequence[RunRecord], wanted: str) -> list[RunRecord]:
@@ -138,7 +141,8 @@ def _place(name: str | None, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def _table(records: Sequence[RunRecord], columns: Sequence[Column]) -> Table:
+def _table(records: Sequence[RunRecord], columns: Sequence[Column], datasets: Mapping[str, str]) -> Table:
+    """Return a row of each run; ``datasets`` has the name of its dataset by run id."""
     words = list(dict.fromkeys(word for record in records for word in words_of(record)))
     settings = [_settings(record) for record in records]
     names = dict.fromkeys(name for one in settings for name in one if name not in _NO_COLUMN)
@@ -147,7 +151,7 @@ def _table(records: Sequence[RunRecord], columns: Sequence[Column]) -> Table:
     def row(record: RunRecord) -> tuple[Cell, ...]:
         of_words = words_of(record)
         return (
-            dataset_of(record)[0],
+            datasets[record.run_id],
             horizon_of(record),
             *(record.params.get(name) for name in differing),
             *(of_words.get(word) for word in words),

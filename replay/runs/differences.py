@@ -19,7 +19,7 @@ from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.paired import USUAL, Comparison, Paired
 from reclaim.replay.report.units import EQUAL, UNITS, UnitSums, read_equal, read_units
 from reclaim.replay.runs.compare import Chosen
-from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
+from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of, shown_datasets
 from reclaim.training.margins.value import Value
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import RunRecord
@@ -75,7 +75,7 @@ def differences(chosen: Chosen) -> Table:
 
 def _rows(group: _Group, chosen: Chosen, settings: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
     everyone = (*group.members, *group.rivals)
-    names = _names(everyone)
+    names, dataset = _names(everyone), shown_datasets(chosen.runs)[group.members[0].run_id]
     how = _resampling(everyone)
     paired = Paired({names[run_id]: of for run_id, of in group.sums.items()}, how or USUAL)
     equal = EqualViolation(
@@ -101,7 +101,7 @@ def _rows(group: _Group, chosen: Chosen, settings: Sequence[str]) -> Iterator[tu
                 elif name in equal.reclaimed and opponent in equal.reclaimed:
                     afterwards = equal.compare(name, opponent, r)
                 yield (
-                    dataset_of(member)[0],
+                    dataset,
                     horizon_of(member),
                     *(member.params.get(name) for name in settings),
                     member.tags["margin"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from reclaim.data.core.files import content_sha256, locked_folder
@@ -24,6 +24,8 @@ TAG_PLACE: Final = "place"
 """Tag of a run of one contender: its place in the table of the experiment, from 0."""
 TAG_TASKS: Final = "estimator_of_tasks"
 """Tag of a run of a contender whose margins keep budgets of machines: the estimator of tasks that it rests on."""
+_SHOWN_DIGITS: Final = 8
+"""Digits of a fingerprint that follow the name of a dataset."""
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow does not allow in the name of a metric or a parameter."""
 
@@ -72,6 +74,19 @@ def words_of(run: RunRecord) -> dict[str, str]:
 def dataset_of(run: RunRecord) -> tuple[str, str]:
     """Return name and fingerprint of the dataset of a recorded run."""
     return run.tags.get("dataset", "-"), run.tags.get("dataset_fingerprint", "")
+
+
+def shown_datasets(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the name of the dataset of each run, by run id: with its fingerprint where others have the same name."""
+    of_name: dict[str, set[str]] = {}
+    for run in runs:
+        name, fingerprint = dataset_of(run)
+        of_name.setdefault(name, set()).add(fingerprint)
+    return {
+        run.run_id: name if len(of_name[name]) == 1 else f"{name} ({fingerprint[:_SHOWN_DIGITS]})"
+        for run in runs
+        for name, fingerprint in [dataset_of(run)]
+    }
 
 
 def horizon_of(run: RunRecord) -> str:

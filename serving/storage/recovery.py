@@ -20,8 +20,8 @@ from reclaim.serving.storage.snapshot import DamagedError, Manifest
 Arrays = dict[str, NDArray[Any]]
 
 _REMEDY: Final = (
-    "restore the folder from a copy, or open it for repair, which keeps what comes before the damage and moves the "
-    "rest aside"
+    "restore the folder from a copy, or start with --repair (RECLAIM_REPAIR=true), which keeps what comes before the "
+    "damage and moves the rest aside"
 )
 
 

@@ -26,6 +26,7 @@ from reclaim.data.windows import (
 )
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
+from reclaim.features.seen import holds, sample_windows
 from reclaim.features.splits import WRONG_TIME
 from reclaim.training.tracking.runs import DatasetFacts
 
@@ -144,8 +145,8 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     Raises
     ------
     ConfigError
-        There is none, one is missing or has no features of this pipeline, one is held out for tests, or two are the
-        same.
+        There is none, one is missing or has no features of this pipeline, one is held out for tests, or two hold the
+        same windows.
     """
     sources = [Source(Dataset.open(path), FeatureSet.open(path)) for path in paths]
     if not sources:
@@ -163,7 +164,28 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
                 f"{before.dataset.path} and {after.dataset.path} hold the same dataset; name it once, or its rows "
                 "count twice"
             )
+    _check_apart(sources)
     return sources
+
+
+def _check_apart(sources: Sequence[Source]) -> None:
+    """Raise ConfigError where two datasets hold the same windows, as one trace ingested again when there was more.
+
+    Their periods end at other times, so that prices would be set on rows of one that are learned from in the other.
+    """
+    if len(sources) < 2:
+        return
+    samples = [sample_windows(source.features) for source in sources]
+    for k, source in enumerate(sources):
+        others = [other for j, other in enumerate(sources) if j != k]
+        held = holds([sample for j, sample in enumerate(samples) if j != k], source.features, [(0, None)])
+        for other, (same,) in zip(others, held, strict=True):
+            if same:
+                raise ConfigError(
+                    f"{other.dataset.path} and {source.dataset.path} hold the same windows, so rows that set prices in "
+                    "one would be learned from in the other, and count twice; name the one that has more of them, or "
+                    "ingest each part of the trace once"
+                )
 
 
 def hidden_features(sources: Sequence[Source]) -> list[int]:

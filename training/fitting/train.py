@@ -24,7 +24,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.seen import SEEN, sample_windows
 from reclaim.features.targets import TARGETS
-from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
+from reclaim.training.bundle import FORMAT, Bundle, load_bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
@@ -228,7 +228,7 @@ def _finished_report(runs: Sequence[tracking.RunRecord], say: Callable[[str], ob
         if run.status == "FINISHED":
             try:
                 report = TrainReport(**tracking.load_dict(run.run_id, _REPORT))
-                tracking.fetch_bundle(f"{report.model}/{report.version}")
+                load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
             except ModelError as error:
                 say(f"run {run.run_id} is finished, but its result is gone: {error}")
             else:

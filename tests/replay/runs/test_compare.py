@@ -348,6 +348,17 @@ def test_a_dataset_is_known_by_its_fingerprint_under_any_name(monkeypatch: pytes
     assert {run.run_id for run in choose().runs} == {"1", "2", "3"}
 
 
+def test_datasets_of_one_name_are_told_apart_by_their_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest_first = [
+        ratios("1", 9, dataset="moved", dataset_fingerprint="0123456789"),
+        ratios("2", 8, dataset="cell", dataset_fingerprint="abcdefabcdef"),
+        ratios("3", 7, dataset="cell", dataset_fingerprint="fedcbafedcba"),
+    ]
+    on_record(monkeypatch, ratios=newest_first)
+    table = module.compare(choose())["ratios"]
+    assert [row[0] for row in table.rows] == ["cell (abcdefab)", "cell (fedcbafe)", "moved"]
+
+
 def what_if(
     run_id: str, started_ms: int, name: str = "borg", margin: str = "medium", asked: str = "medium", **settings: object
 ) -> RunRecord:

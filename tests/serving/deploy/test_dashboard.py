@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import fields
 from importlib.resources import as_file, files
 from itertools import combinations
 from pathlib import Path
@@ -20,6 +21,7 @@ from reclaim.features.groups import TIER_LABELS
 from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.feed.metrics import NamedMetrics, text_of
 from reclaim.serving.http.guard import PROBES
+from reclaim.serving.models.keeper import ModelStatus
 from reclaim.serving.monitoring.metrics import OUTCOMES, PHASES, PROMOTIONS, RECORDINGS, ROLES, SHOWN, Metrics
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -139,6 +141,13 @@ def test_every_panel_of_lines_has_one_unit() -> None:
         if panel["type"] == "timeseries":
             counted = {"increase(" in target["expr"] and "/" not in target["expr"] for target in panel["targets"]}
             assert len(counted) == 1, panel["title"]
+
+
+def test_the_alert_of_another_model_names_all_fields_of_readyz_that_say_why() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "ReclaimFallbackModel"]
+    named = set(re.findall("`([a-z_]+)`", rule["annotations"]["description"]))
+    assert named == {"fallback", "registry", "from_disk", "refused"}
+    assert named <= {field.name for field in fields(ModelStatus)}
 
 
 def test_every_setting_that_a_remedy_names_exists() -> None:

@@ -175,7 +175,7 @@ def test_a_missing_segment_is_refused_and_repair_keeps_what_stands_before(
         StoreError, match=rf"{segment_name(lost)} is missing|record {missing} is in no segment"
     ) as refusal:
         Store.open(tmp_path, state_version=1)
-    assert "open it for repair" in str(refusal.value)
+    assert "start with --repair (RECLAIM_REPAIR=true)" in str(refusal.value)
     taken, notes = after(tmp_path, repair=True)
     assert taken == upto(lost - 1)
     assert segment_name(9) in notes[0]

@@ -43,7 +43,7 @@ from reclaim.training.tracking.references import BUILTIN_FOLDER
 from reclaim.training.tracking.runs import RunRecord
 from tests.folders import contents
 from tests.object_store import Bucket
-from tests.series import MAPPING, dataset_of, write_cell
+from tests.series import MAPPING, dataset_of, write_cell, write_raw
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -413,17 +413,23 @@ def test_killed_while_it_records_a_run_has_each_metric_once_and_the_model_that_w
     assert len(client.search_logged_models([experiment.experiment_id])) == 1
 
 
-@pytest.mark.parametrize("gone", ["report", "model"])
-def test_a_finished_run_whose_files_are_gone_is_trained_again(
+@pytest.mark.parametrize("gone", ["report", "model", "weights", "half of the weights"])
+def test_a_finished_run_whose_files_are_gone_or_damaged_is_trained_again(
     place: Path, gone: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = replace(CONFIG, model_name=f"gone-{gone}", fit=replace(CONFIG.fit, epochs=1))
+    config = replace(CONFIG, model_name=f"gone-{gone.replace(' ', '-')}", fit=replace(CONFIG.fit, epochs=1))
     lost = run_training(place / "dataset", config)
     if gone == "report":
         (found,) = place.rglob(f"{lost.run_id}/artifacts/report.json")
         found.unlink()
-    else:
+    elif gone == "model":
         shutil.rmtree(tracking.fetch_bundle(f"{lost.model}/{lost.version}")[0].parents[1])
+    else:
+        weights = tracking.fetch_bundle(f"{lost.model}/{lost.version}")[0] / "network.safetensors"
+        content = weights.read_bytes()
+        weights.unlink()
+        if gone != "weights":
+            weights.write_bytes(content[: len(content) // 2])
     again = run_training(place / "dataset", config, progress=print)
     assert f"run {lost.run_id} is finished, but its result is gone" in capsys.readouterr().out
     assert not again.reused
@@ -599,6 +605,18 @@ def test_a_dataset_named_twice_is_refused(place: Path, tmp_path: Path) -> None:
         run_training([place / "dataset", tmp_path / "copy"], CONFIG)
     with pytest.raises(ConfigError, match="at least 1 dataset"):
         run_training([], CONFIG)
+
+
+def test_two_datasets_of_the_same_windows_are_refused_as_prices_would_be_set_on_rows_that_are_learned_from(
+    place: Path, other: Path, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, experiment="overlapping")
+    lines = (place / "raw" / "cell.csv").read_text().splitlines()
+    write_raw(tmp_path / "raw", [line for k, line in enumerate(lines) if k == 0 or (k - 1) % 300 < 200])
+    earlier = dataset_of(tmp_path / "raw", tmp_path / "earlier", buckets=2).path
+    with pytest.raises(ConfigError, match=r"(dataset and .*earlier|earlier and .*dataset) hold the same windows, so "):
+        run_training([place / "dataset", other, earlier], config)
+    assert tracking.find_runs("overlapping") == []
 
 
 def test_a_horizon_that_no_validation_row_spans_is_an_error_before_there_is_a_run(place: Path) -> None:
