@@ -136,7 +136,9 @@ def show(value: Cell, *, percent: bool = False) -> str:
         return value if value.isprintable() else "".join(_shown(character) for character in value)
     if percent:
         return f"{100 * value:.2f} %"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 9_999.5 else f"{value:.4g}"  # four digits of more are 1e+04
 
 
 def _shown(character: str) -> str:

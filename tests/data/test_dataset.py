@@ -19,7 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import locked, remove_left_behind, replaced_folder
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from tests import series
 
@@ -211,6 +211,47 @@ def test_a_file_or_a_folder_of_something_else_is_not_to_be_deleted_or_overwritte
         Dataset.open(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (
+            '{"format_version": 1',
+            TraceError,
+            r"manifest\.json: not valid JSON \(.*\); delete the folder and run `reclaim ",
+        ),
+        (
+            '["format_version"]',
+            TraceError,
+            r"manifest\.json: expected a JSON object; delete the folder and run `reclaim ",
+        ),
+        ('{"format_version": 1}', SchemaError, r"dataset format 1, this version reads 2; delete the folder and run"),
+        ('{"format_version": 3}', SchemaError, r"dataset format 3, this version reads 2; delete the folder and run"),
+    ],
+)
+def test_a_manifest_that_is_damaged_older_or_newer_is_refused_with_the_remedy(
+    content: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(error, match=message):
+        Dataset.open(tmp_path)
+
+
+def test_a_dataset_of_which_no_task_has_a_name_is_not_named() -> None:
+    assert [Dataset(Path(), {"counts": counts}).named for counts in ({}, {"names": 0}, {"names": 2})] == [
+        False, False, True,
+    ]  # fmt: skip
+
+
+def test_columns_are_read_in_the_order_in_which_they_are_named(
+    tmp_path: Path, window: Callable[..., Any], write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "trace", "instance_usage-000000000000", [window(600)])
+    dataset = ingest(tmp_path / "trace", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    names = [s.INSTANCE_INDEX, s.COLLECTION_ID]  # in the files the collection is the first
+    for table in (dataset.usage(0, names), dataset.read("usage", names), dataset.table("tasks", names)):
+        assert table.column_names == names
+
+
 @pytest.mark.parametrize("size", [None, 0, 600])
 @pytest.mark.parametrize("name", ["usage/bucket=000.parquet", "events/bucket=000.parquet", "tasks.parquet"])
 def test_a_file_that_was_lost_or_cut_off_is_named_with_the_remedy(
@@ -283,7 +324,11 @@ def test_the_error_of_a_file_that_cannot_be_written_names_it(tmp_path: Path) -> 
 
 
 def test_a_window_without_a_start_of_its_run_is_of_the_run_of_the_windows_before_it(tmp_path: Path) -> None:
-    started = {"a": ["", "300", "", "1200", "", ""], "b": ["", "900", "900", "", "", "1800"]}
+    started = {
+        "a": ["", "300", "", "1200", "", ""],
+        "b": ["", "900", "900", "", "", "1800"],
+        "c": ["300", "", ""],
+    }
     lines = [f"{task},{600 + 300 * i},0.1,{run}" for task, of in started.items() for i, run in enumerate(of)]
     mapping = f'{series.CPU}scheduled_us = "started"'
     series.write_raw(tmp_path / "raw", ["task,time_s,cpu,started", *lines], mapping)
@@ -292,4 +337,4 @@ def test_a_window_without_a_start_of_its_run_is_of_the_run_of_the_windows_before
     for measured in (True, False):
         windows = dataset.windows(0, measured=measured)
         found = {tuple(of.tolist()) for of in np.split(windows.scheduled_us // 1_000_000, windows.task_starts()[1:-1])}
-        assert found == {(-1, 300, 300, 1200, 1200, 1200), (-1, 900, 900, 900, 900, 1800)}
+        assert found == {(-1, 300, 300, 1200, 1200, 1200), (-1, 900, 900, 900, 900, 1800), (300, 300, 300)}

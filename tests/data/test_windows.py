@@ -204,6 +204,35 @@ def test_a_bucket_is_read_group_by_group_with_the_owners_of_the_tasks_and_the_la
     assert cell.monday_us == 5
 
 
+def test_each_column_of_usage_arrives_in_its_own_place(windows_of: Read) -> None:
+    table = usage_table([None] * 3, [None] * 3)
+    numbers = {name: 0.5 + k for k, name in enumerate((*CHANNELS, s.CPU_LIMIT, s.MEMORY_LIMIT))}
+    for name, value in numbers.items():
+        at = s.USAGE.names.index(name)
+        table = table.set_column(at, name, pa.array([value, None, value]).cast(s.USAGE.field(name).type))
+    at = s.USAGE.names.index(s.ALLOC_COLLECTION_ID)
+    table = table.set_column(at, s.ALLOC_COLLECTION_ID, pa.array([None, 0, 70], pa.int64()))
+    windows = windows_of(table)
+    for row in (0, 2):
+        assert windows.usage[row].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
+        assert windows.limit[row].tolist() == [7.5, 8.5]
+    assert np.isnan(windows.usage[1]).all()
+    assert np.isnan(windows.limit[1]).all()
+    assert windows.in_alloc.tolist() == [False, True, True]  # 0 is an alloc set, too
+
+
+def test_the_windows_of_some_collections_have_their_task_and_time_alone(tmp_path: Path) -> None:
+    table = usage_table([None] * 6, [None] * 6)  # of collections 7, 7, 8, 8, 9, 9
+    ends = pa.array([10, 20, 30, 40, 50, 60], pa.int64())
+    table = table.set_column(s.USAGE.names.index(s.END_US), s.USAGE.field(s.END_US), ends)
+    (tmp_path / "usage").mkdir()
+    pq.write_table(table, tmp_path / "usage" / bucket_name(0))
+    windows = Dataset(tmp_path, {}).windows_of(0, np.array([9, 5, 7]))
+    assert windows.collection_id.tolist() == [7, 7, 9, 9]
+    assert windows.end_us.tolist() == [10, 20, 50, 60]
+    assert np.isnan(windows.usage).all()
+
+
 def test_equal_strings_are_one_identity_and_none_is_unknown() -> None:
     numbers = identities(["a", "b", None, "a", ""])
     assert numbers.dtype == np.int64

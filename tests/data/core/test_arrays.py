@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.data.core.arrays import blank_records, blank_rows, copy_of, lent, raw, room_for
+from reclaim.data.core.arrays import (
+    blank_records,
+    blank_rows,
+    copy_of,
+    is_first,
+    is_last,
+    lent,
+    mean_known,
+    raw,
+    room_for,
+)
 
 PAIR = np.dtype([("small", "i1"), ("large", "f8")], align=True)
 
@@ -51,3 +61,28 @@ def test_what_is_lent_is_of_one_kind_whatever_it_was() -> None:
         assert column.flags.c_contiguous
         assert not column.flags.writeable
     assert plain.flags.writeable
+
+
+def test_a_copy_is_made_in_the_room_that_is_given_where_that_is_enough() -> None:
+    records = np.zeros((3, 2), PAIR)
+    records["large"] = 0.5
+    for more in (-1, 0, 5):
+        room = np.full(records.nbytes + more, 9, np.uint8)
+        copy = copy_of(records, room)
+        assert copy.tolist() == records.tolist()
+        assert np.shares_memory(copy, room) == (more >= 0)
+        assert (room[records.nbytes :] == 9).all()
+
+
+def test_a_run_ends_where_any_of_its_keys_changes() -> None:
+    a, b = np.array([1, 1, 1, 2, 2, 2]), np.array([5, 5, 6, 6, 6, 5])  # (1, 5) twice, (1, 6), (2, 6) twice, (2, 5)
+    assert is_first(a, b).tolist() == [True, False, True, True, False, True]
+    assert is_last(a, b).tolist() == [False, True, True, False, True, True]
+    assert is_first(a[:0]).tolist() == is_last(a[:0]).tolist() == []
+    assert is_first(a[:1]).tolist() == is_last(a[:1]).tolist() == [True]
+
+
+def test_the_mean_is_of_finite_values_alone() -> None:
+    values = np.array([[1.0, np.nan, np.nan], [3.0, 4.0, np.inf], [np.inf, np.nan, np.nan]])
+    assert np.array_equal(mean_known(values), [2.0, 4.0, np.nan], equal_nan=True)
+    assert np.isnan(mean_known(np.zeros((0, 2)))).all()

@@ -10,7 +10,7 @@ from time import sleep
 
 import pytest
 
-from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
+from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts, in_pieces
 
 _PROGRAM = """
 import resource, sys
@@ -78,3 +78,15 @@ def test_what_fails_in_a_part_is_told_when_all_that_had_begun_is_done(failing: i
     with pytest.raises(ValueError, match="broken"):
         in_parts(work, ROWS_WORTH_A_THREAD, 2)
     assert done == [1 - failing]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("n", [0, 1, ROWS_WORTH_A_THREAD - 1, ROWS_WORTH_A_THREAD, 3 * ROWS_WORTH_A_THREAD])
+def test_pieces_are_all_rows_in_order_none_large_enough_for_a_second_thread_and_there_is_one_at_least(
+    n: int, threads: int
+) -> None:
+    rows = range(n)
+    made = in_pieces(lambda piece: rows[piece], n, threads)
+    assert [row for piece in made for row in piece] == list(rows)
+    assert len(made) == max(1, -(-n // (ROWS_WORTH_A_THREAD - 1)))
+    assert max(map(len, made)) < ROWS_WORTH_A_THREAD

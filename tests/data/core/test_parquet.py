@@ -66,3 +66,28 @@ def test_the_same_rows_give_the_same_bytes_in_batches_of_any_size(tmp_path: Path
     with TableWriter(path, table.schema):
         pass
     assert pq.read_table(path) == table[:0]
+
+
+def test_vectors_and_numbers_that_hardly_repeat_give_the_same_bytes_too_without_a_dictionary(tmp_path: Path) -> None:
+    rows, path, written = ROW_GROUP_ROWS + 5, tmp_path / "a.parquet", set[bytes]()
+    table = pa.table({
+        "key": [k // 3 for k in range(rows)], "name": [f"n{k % 9}" for k in range(rows)],
+        "cpu": pa.array([k / 7 if k % 5 else None for k in range(rows)], pa.float32()),
+        "levels": pa.array([[k / 7] * 11 if k % 4 else None for k in range(rows)], pa.list_(pa.float32())),
+    })  # fmt: skip
+    for size in (rows, 40_000, 7_001):
+        with TableWriter(path, table.schema, statistics=("key",), unlike=("cpu",)) as writer:
+            for batch in table.to_batches(size):
+                writer.write(batch)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    assert pq.read_table(path) == table
+    group = pq.read_metadata(path).row_group(0)
+    columns = {group.column(k).path_in_schema.split(".")[0]: group.column(k) for k in range(group.num_columns)}
+    assert {name: column.is_stats_set for name, column in columns.items()} == {
+        "key": True, "name": False, "cpu": False, "levels": False,
+    }  # fmt: skip
+    assert (columns["key"].statistics.min, columns["key"].statistics.max) == (0, (ROW_GROUP_ROWS - 1) // 3)
+    split = {name for name, column in columns.items() if "BYTE_STREAM_SPLIT" in column.encodings}
+    assert split == {"cpu", "levels"}
+    assert {name for name, column in columns.items() if column.has_dictionary_page} == {"key", "name"}

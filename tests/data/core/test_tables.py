@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reclaim.data.core.style import SUBJECTS
-from reclaim.data.core.tables import Table
+from reclaim.data.core.tables import Table, show
 
 WIDE = Table(
     ("estimator", "margin", *(f"column {k}" for k in range(6))), (("borg", "medium", 1, 2, 3, 4, 5, 6),), caption="All"
@@ -73,3 +73,29 @@ def test_a_table_can_be_silent_on_a_subject() -> None:
 def test_a_name_speaks_of_no_subject() -> None:
     table = Table(("estimator", "resource"), (("our-memory", "CPU"), ("our-memory", "memory")))
     assert table.silent_on(SUBJECTS["memory"], {"our-memory"}).rows == (("our-memory", "CPU"),)
+
+
+def test_a_number_has_four_digits_and_is_whole_where_they_round_it_to_ten_thousand() -> None:
+    values = (0.123456, 999.96, 9_999.4, 9_999.6, -9_999.6, 10_000.0, -12_345.6, 12_345, -7)
+    assert [show(value) for value in values] == [
+        "0.1235", "1000", "9999", "10,000", "-10,000", "10,000", "-12,346", "12,345", "-7",
+    ]  # fmt: skip
+
+
+def test_in_markdown_numbers_are_to_the_right() -> None:
+    table = Table(("estimator", "n"), (("borg", 5), ("autopilot", 12_345)))
+    assert table.as_markdown() == (
+        "| estimator |      n |\n| --------- | -----: |\n| borg      |      5 |\n| autopilot | 12,345 |\n"
+    )
+
+
+def test_no_line_of_text_ends_in_blanks() -> None:
+    assert Table(("n", "estimator"), ((5, "borg"),)).as_text() == " n  estimator\n--  ---------\n 5  borg\n"
+
+
+def test_names_that_fill_more_than_half_the_width_are_repeated_only_as_far_as_they_fit() -> None:
+    table = Table(("estimator", "margin", "reclaimed", "violation"), (("borg", "medium", 0.25, 0.5),))
+    # the two names take 11 + 8 = 19 of 34, so the first one alone heads each part
+    assert [line.split() for line in table.as_text(34).splitlines() if line.startswith("estimator")] == [
+        ["estimator", "margin", "reclaimed"], ["estimator", "violation"],
+    ]  # fmt: skip

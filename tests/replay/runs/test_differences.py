@@ -205,6 +205,14 @@ def test_a_budget_in_which_replays_differ_is_a_column_and_no_other_is(experiment
     assert set(both.columns) - set(differences(Chosen(tuple(one), {}, ())).columns) == {"budgets.aggressive"}
 
 
+def test_replays_of_two_horizons_have_them_in_the_column_that_any_table_has(experiment: Experiment) -> None:
+    one = experiment("a", "network", "borg", margins=("medium",))
+    other = experiment("b", "network", "borg", margins=("medium",), horizon_s=300)
+    both = differences(Chosen((*one, *other), {}, ()))
+    assert both.columns == differences(Chosen(tuple(one), {}, ())).columns
+    assert [row["horizon"] for row in both.as_records()] == ["3600 s", "3600 s", "300 s", "300 s"]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [

@@ -31,6 +31,20 @@ def test_a_slot_has_come_where_it_has_more_samples_than_when_it_was_folded() -> 
     assert empty.came(usage(300, 700)) == [T0 + 300, T0 + 600]
 
 
+def test_a_slot_of_which_samples_were_deleted_has_not_come() -> None:
+    empty = EmptySlots()
+    empty.folded([], T0, T0 + 300, BEFORE)
+    empty.folded(usage(0, 300), T0, T0 + 300, BEFORE)  # ten samples
+    assert empty.came(usage(0, 150)) == []
+
+
+def test_samples_after_the_range_that_was_folded_make_no_slot_too_late() -> None:
+    """The slot that has just begun is folded later, and until then its windows are not with the service."""
+    empty = EmptySlots()
+    empty.folded(usage(1500, 1530), T0, T0 + 300, BEFORE)
+    assert empty.range_s == (T0, T0 + 300)
+
+
 def test_a_slot_is_forgotten_when_its_windows_would_come_too_late() -> None:
     """A window that ends 900 s before the last one of its task is the last that the service takes."""
     empty = EmptySlots()

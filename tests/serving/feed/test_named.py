@@ -212,3 +212,9 @@ def test_a_file_of_another_suffix_and_a_folder_are_refused_each_by_what_it_is(tm
     for out, message in ((folder, "got a folder"), (tmp_path / "out.txt", r"got the suffix '\.txt'")):
         with pytest.raises(ConfigError, match=message):
             check_out(out)
+
+
+def test_files_of_the_history_that_could_not_be_written_are_counted() -> None:
+    metrics = NamedMetrics()
+    metrics.unwritten |= {"events", "names"}
+    assert "reclaim_feed_unwritten_files 2.0" in text_of(metrics).decode().splitlines()

@@ -12,7 +12,7 @@ import pytest
 from fsspec.registry import _registry
 
 from reclaim.cli.app import main
-from reclaim.data.core.stores.places import in_store, location, reached
+from reclaim.data.core.stores.places import check_folder, home_of, in_store, location, reached
 from reclaim.data.errors import ConfigError, DataError
 from tests.object_store import Bucket
 
@@ -23,6 +23,31 @@ def test_a_name_without_a_scheme_is_a_path_and_one_with_a_scheme_keeps_it(bucket
     place = location(f"{bucket.url}/cell/a")
     assert (str(place), place.name, in_store(place)) == (f"{bucket.url}/cell/a", "a", True)
     assert location(place) is place
+
+
+def test_what_is_computed_from_a_store_has_a_folder_of_its_own_in_the_cache(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert home_of(tmp_path / "cell") == tmp_path / "cell"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    homes = [home_of(location(f"{bucket.url}/{name}")) for name in ("a b/cell", "a_b/cell", "a b/cell/")]
+    assert homes[0] == homes[2] != homes[1]  # their plain names are one
+    assert {home.parent.parent for home in homes} == {tmp_path / "cache" / "reclaim"}
+    assert len({home.parent.name for home in homes}) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert home_of(location(f"{bucket.url}/cell")).is_relative_to(tmp_path / ".cache" / "reclaim")
+
+
+def test_a_folder_that_is_a_file_or_missing_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    check_folder(tmp_path)
+    (tmp_path / "shard").touch()
+    with pytest.raises(ConfigError, match=r"shard: a file; name the folder that it is in$"):
+        check_folder(tmp_path / "shard")
+    with pytest.raises(ConfigError, match=r"nothing: no such folder$"):
+        check_folder(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"nothing: no such object, folder or bucket"):
+        check_folder(location(f"{bucket.url}/nothing"))
 
 
 @pytest.mark.parametrize(("module", "name", "library"), [

@@ -349,6 +349,18 @@ def test_a_difference_is_as_severe_as_krr_calls_it_in_either_direction_from_each
                 assert scan["severity"] == severity
 
 
+def test_the_krr_report_leaves_out_what_is_over_for_good_and_counts_it_in_no_score() -> None:
+    changed = of_resource(1.0, None, 0.25, "estimate")  # critical
+    over = {"running": False}
+    lines = [
+        line("web", "app", SAME, SAME), line("pause", "app", SAME, SAME, **over),
+        line("job-1", "app", changed, SAME, kind="Job", **over), line("web", "old", changed, SAME, absent=True, **over),
+    ]  # fmt: skip
+    report = json.loads(as_krr_json(results_of(*lines)))
+    assert [scan["object"]["name"] for scan in report["scans"]] == ["web", "pause"]
+    assert report["score"] == 100
+
+
 def test_a_scan_is_as_severe_as_the_worst_of_its_requests_and_limits() -> None:
     # the request grows by 0.2 cores, which is worth a look; the limit has to be raised by 0.3 for it
     raised = of_resource(0.8, 0.7, 1.0, "out of memory")

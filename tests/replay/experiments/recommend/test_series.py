@@ -117,6 +117,26 @@ def test_the_hours_that_a_workload_ran_leave_out_those_in_which_it_did_not() -> 
     np.testing.assert_allclose(of.ran_hours[mine], [0.25, 1.25])
 
 
+def test_a_workload_that_begins_when_a_request_is_set_has_its_own_first_request_and_limit() -> None:
+    # the other one begins at hour 2, when requests are set for the second time; its first windows request 3 of 6
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 24, [1.0] * 36)], cuts=(HOUR, 3 * HOUR))
+    first = (rows.workload == 1) & (rows.start_us < 3 * HOUR)
+    rows.request[first], rows.limit[first] = 3.0, 6.0
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    mine = np.flatnonzero(of.workload == 1)
+    assert (of.time_us[mine] // HOUR).tolist() == [2, 3, 4, 5]
+    assert of.known[mine[0]] == -1
+    assert of.request[mine].tolist() == [[3.0, 3.0], [3.0, 3.0], [4.0, 40.0], [4.0, 40.0]]
+    assert of.limit[mine[0]].tolist() == [6.0, 6.0]
+    assert of.ran_hours[mine[0]] == 0
+
+
+def test_a_workload_that_ended_just_so_long_ago_still_has_a_recommendation() -> None:
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 0, [1.0] * 36), (2, 0, [1.0] * 35)], cuts=(HOUR, 3 * HOUR))
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=2 / 24)
+    assert of.workload[of.of(NOW)].tolist() == [0, 1]  # hour 3 is two hours before the end, hour 2:55 is more
+
+
 def test_a_workload_is_as_old_as_its_first_window_however_old_the_history_is() -> None:
     rows = rows_of([(0, 0, [1.0] * 60), (1, 30, [1.0] * 30)], cuts=(HOUR, 3 * HOUR))  # from half past two
     of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
