@@ -26,6 +26,8 @@ _LACKING: Final = {"cpu": "the 90th percentile", "memory": "the largest usage"}
 _NAME: Final = 30
 """Characters of a workload's name on a console of 80 columns; names differ at their end."""
 _CONSOLE_ROWS: Final = 12
+_PAGE_ROWS: Final = 2_000
+"""Workloads in a table of the page: 2 MB, which a browser filters and sorts at once."""
 
 COLUMNS: Final = tuple(
     Column(f"{RESOURCE_WORDS[r]} {heading}", f"{r}.{key}", percent=True)
@@ -42,10 +44,11 @@ def page(results: Results) -> dict[str, Any]:
         "units": {r: unit(results, r) for r in shown},
         "winners": {r: winner(results, r) for r in shown},
         "verdicts": {r: verdict_of(results, r) for r in shown},
-        "workloads": {RESOURCE_TITLES[r]: workload_table(results, r) for r in shown},
+        "workloads": {RESOURCE_TITLES[r]: workload_table(results, r, _PAGE_ROWS) for r in shown},
         "estimators": {RESOURCE_TITLES[r]: estimator_table(results, r) for r in shown},
         "kills": sum(line["oom_kills"] for line in results["workloads"]),
         "autoscaled": sum(line["autoscaler"] is not None for line in results["workloads"]),
+        "not_shown": max(len(results["workloads"]) - _PAGE_ROWS, 0),
         "changes": sum(results["totals"][r]["changes"] for r in shown),
         "raises": sum(results["totals"][r]["raises"] for r in shown),
         "findings": findings(results),
@@ -78,7 +81,7 @@ def findings(results: Results) -> list[str]:
     uneven = sum(any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in counted)
     if uneven:
         found.append(
-            f"{uneven} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest is "
+            f"{uneven:,} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest is "
             "shown, and the sums count each"
         )
     more = "; a scrape every minute shows more" if results["kubernetes"] else ""
@@ -107,7 +110,7 @@ def findings(results: Results) -> list[str]:
                 if results["failed"][r]
                 else f"of workloads that violate above {config['most_over']:g} budgets"
             )
-            found.append(f"{RESOURCE_TITLES[r]}: {held} not lowered, {why}")
+            found.append(f"{RESOURCE_TITLES[r]}: {held:,} not lowered, {why}")
     days = max((line[r]["violation"]["days"] for line in results["workloads"] for r in judged(results)), default=0)
     if days < FEWEST:
         found.append(
@@ -115,7 +118,7 @@ def findings(results: Results) -> list[str]:
         )
     if leave := sum(map(_leaves_guaranteed, counted)) if results["kubernetes"] else 0:
         found.append(
-            f"Guaranteed: {leave} of the workloads whose requests are their limits would request less; such pods "
+            f"Guaranteed: {leave:,} of the workloads whose requests are their limits would request less; such pods "
             "become Burstable and are evicted sooner"
         )
     return found
@@ -130,7 +133,7 @@ def _sums(results: Results, resource: str) -> str:
     )
     line = f"{RESOURCE_TITLES[resource]}: requests of {now}{words} in all become {then}"
     if of["firsts"]:
-        line += f", and {of['firsts']} workload{'s' * (of['firsts'] != 1)} without a known request would add {first}"
+        line += f", and {of['firsts']:,} workload{'s' * (of['firsts'] != 1)} without a known request would add {first}"
     return line
 
 
@@ -147,7 +150,7 @@ def _not_running(results: Results) -> list[str]:
         requested = sum(line["tasks"] * line[r]["requested"] for line in idle if line[r]["requested"] is not None)
         amount = f"{number(_amount(results, r, requested))} {unit(results, r)}".rstrip()
         amounts.append(f"{amount} of {RESOURCE_WORDS[r]}")
-    subject = f"{len(idle)} workload{'s do' if len(idle) != 1 else ' does'}"
+    subject = f"{len(idle):,} workload{'s do' if len(idle) != 1 else ' does'}"
     said = (
         f"{subject} not run at the end of the history; the requests in all count the tasks that ran last: "
         f"{' and '.join(amounts)}"
@@ -230,27 +233,26 @@ def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
     if not found:
         caption = "Requests to change: none"
     elif most is not None and len(found) > most:
-        caption += f": {most} of {len(found)}, the largest first"
+        caption += f": {most} of {len(found):,}, the largest first"
     rows = tuple(row for _, row in found[:most])
     columns = ("workload", "resource", "tasks", "request", "recommended", "change", "violation")
     return Table(columns, rows, frozenset(("change", "violation")), caption)
 
 
-def workload_table(results: Results, resource: str) -> Table:
-    """Return one row per workload, those that reclaim or add most first."""
-    rows: list[tuple[float, tuple[Cell, ...]]] = []
-    for line, name in zip(results["workloads"], labels_of(results["workloads"]), strict=True):
+def workload_table(results: Results, resource: str, most: int | None = None) -> Table:
+    """Return one row per workload, those that reclaim or add most first; the first ``most`` of them."""
+    named = zip(results["workloads"], labels_of(results["workloads"]), strict=True)
+    rows: list[tuple[Cell, ...]] = []
+    for line, name in sorted(named, key=lambda one: -abs(_reclaimable(one[0], resource) or 0.0))[:most]:
         of = line[resource]
-        reclaimable = None if of["reclaimable"] is None else of["reclaimable"] * line["tasks"]
-        request, recommended, limit, all_tasks = (
-            _amount(results, resource, value) for value in (of["request"], of["recommended"], of["limit"], reclaimable)
-        )
+        amounts = of["request"], of["recommended"], of["limit"], _reclaimable(line, resource)
+        request, recommended, limit, all_tasks = (_amount(results, resource, value) for value in amounts)
         rate, known = of["violation"], line["oom_kills"] if resource == "memory" else line["autoscaler"]
         picture = svg_of(of["picture"], f"{line['name']}, {resource}")
-        rows.append((-abs(reclaimable or 0.0), (
+        rows.append((
             name, picture, line["tasks"], request, recommended, of["change"], all_tasks, rate["value"],
             interval(rate), of["as_requested"], of["rule"], limit, of["spread"], known, line["kind"], of["words"],
-        )))  # fmt: skip
+        ))  # fmt: skip
     unit_of = f", {unit(results, resource)}" if unit(results, resource) else ""
     share = round(100 * results["inputs"]["config"]["confidence"])
     columns = (
@@ -258,8 +260,13 @@ def workload_table(results: Results, resource: str) -> Table:
         f"reclaimable{unit_of}", "violation", f"{share} % interval", "as requested", "rule", f"limit{unit_of}",
         "spread", "out-of-memory ends" if resource == "memory" else "autoscaler", "kind", "in words",
     )  # fmt: skip
-    rows.sort(key=lambda one: one[0])
-    return Table(columns, tuple(row for _, row in rows), frozenset(("change", "violation", "as requested"))).known()
+    return Table(columns, tuple(rows), frozenset(("change", "violation", "as requested"))).known()
+
+
+def _reclaimable(line: Mapping[str, Any], resource: str) -> float | None:
+    """Return what all tasks of a workload would free; negative where they need more, None unknown."""
+    of = line[resource]["reclaimable"]
+    return None if of is None else of * line["tasks"]
 
 
 def estimator_table(results: Results, resource: str) -> Table:

@@ -41,7 +41,7 @@ from reclaim.replay.experiments.recommend.page import console_table, findings, p
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.experiments.recommend.series import largest_task
-from reclaim.replay.report.page import ReplayReport
+from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
 from tests.browser import found_in
 from tests.replay.experiments.recommend.test_series import HOUR, first_ends, rows_of
@@ -77,6 +77,15 @@ def test_every_workload_has_a_request_and_the_totals_are_their_sums(report: Repl
         assert of_tables == pytest.approx(reclaimable) == pytest.approx(3 * of_files)
     meaning = report.results["definitions"]["reclaimable"]
     assert "files for programs of one task, in tables and totals of the tasks that run" in meaning
+
+
+def test_a_page_that_leaves_workloads_out_says_how_many_and_where_they_are(
+    report: ReplayReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "workloads of smaller changes are not on this page; recommendations.csv has all"
+    assert note not in render_page(EXPERIMENT, report.results, {})
+    monkeypatch.setattr("reclaim.replay.experiments.recommend.page._PAGE_ROWS", 4)
+    assert render_page(EXPERIMENT, report.results, {}).count(f"6 {note}") == 2
 
 
 def test_the_backtest_is_what_happened_while_each_request_held(report: ReplayReport, dataset: Path) -> None:

@@ -70,6 +70,12 @@ def test_a_table_that_is_cut_says_so_and_one_that_is_whole_does_not() -> None:
     assert len(cut.rows) == 5
 
 
+def test_a_table_of_the_page_has_the_workloads_that_reclaim_or_add_most() -> None:
+    for resource in ("cpu", "memory"):
+        of_all = workload_table(of_lines(*LINES), resource, most=2).as_records()
+        assert [str(row["workload"]).split("/")[1] for row in of_all] == ["many", "more"]
+
+
 def test_a_long_name_keeps_its_end() -> None:
     rows = console_table(of_lines(changing("a-very-long-name-of-a-service-v2", 1, 2.0, 1.0))).as_records()
     assert rows[0]["workload"] == "…long-name-of-a-service-v2/app"
