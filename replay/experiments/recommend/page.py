@@ -81,8 +81,8 @@ def findings(results: Results) -> list[str]:
     uneven = sum(any(line[r]["requested"] != line[r]["request"] for r in judged(results)) for line in counted)
     if uneven:
         found.append(
-            f"{uneven:,} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest is "
-            "shown, and the sums count each"
+            f"{uneven:,} workload{'s have' if uneven != 1 else ' has'} tasks with requests of their own: the largest "
+            "is shown, and the sums count each"
         )
     more = "; a scrape every minute shows more" if results["kubernetes"] else ""
     for r in judged(results):
