@@ -34,8 +34,8 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "violation": "Share of the task-windows of the test part in which a task needs more than its request: of CPU "
         "the 90th percentile within the window, of memory the largest usage, each at most the limit. It is the "
         "back-test: the request of each workload set at the beginning of the test part and every "
-        f"{days.removeprefix('1 ')} after, from what was known then, and judged until it was set again. Tasks that began "
-        "later have the same request. "
+        f"{days.removeprefix('1 ')} after, from what was known then, and judged until it was set again. Tasks that "
+        "began later have the same request. "
         "Where an autoscaler keeps the request, the violations of a workload are in its own line and in no total.",
         "as requested": "The same share under the requests that the tasks had then.",
         "set once": "The same back-test with the request of the first time kept to the end of the test part.",
