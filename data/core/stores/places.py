@@ -67,6 +67,23 @@ def location(name: Path | str) -> Path:
     return cast(Path, place)
 
 
+def on_this_machine(name: Path | str) -> Path:
+    """Return the path of a file or folder that is written on this machine, wherever the dataset is.
+
+    Raises
+    ------
+    ConfigError
+        The name is one of a store: as a path it would make a folder ``s3:`` in the working folder.
+    """
+    if not isinstance(name, str) and not in_store(name):
+        return name
+    if _SCHEME.match(str(name)):
+        raise ConfigError(
+            f"{name}: expected a place on this machine, got one of a store; name a path and copy it there"
+        )
+    return Path(name)
+
+
 def in_store(path: Path) -> bool:
     """Return whether a place is in an object store."""
     return not isinstance(path, Path)
