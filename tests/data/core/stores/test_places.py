@@ -13,7 +13,7 @@ from fsspec.registry import _registry
 
 import reclaim
 from reclaim.cli.app import main
-from reclaim.data.core.stores.places import in_store, location, reached
+from reclaim.data.core.stores.places import check_folder, in_store, location, reached
 from reclaim.data.errors import ConfigError, DataError
 from tests.object_store import Bucket
 
@@ -67,6 +67,22 @@ def test_without_credentials_the_error_says_so(bucket: Bucket, monkeypatch: pyte
         reached(place),
     ):
         place.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:9000", "Invalid endpoint: localhost:9000"),
+        ("AWS_PROFILE", "nobody", "The config profile (nobody) could not be found"),
+    ],
+)
+def test_a_wrong_setting_of_the_library_is_named_and_is_no_reason_to_run_again(
+    name: str, wrong: str, message: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.files()
+    monkeypatch.setenv(name, wrong)
+    with pytest.raises(ConfigError, match=re.escape(f"library is wrong ({message}); correct AWS_ENDPOINT_URL")):
+        check_folder(location(f"{bucket.url}/cell"))
 
 
 def test_a_refusal_of_the_store_names_the_policy_and_any_other_error_the_next_run(bucket: Bucket) -> None:
