@@ -169,6 +169,10 @@ MISTAKES = [
     (("peaks", "nothing.parquet", "--out", "o"), "nothing.parquet: no such file"),
     (("peaks", "nothing.parquet", "--out", "o", "--predictor", "p99"), "--predictor: unknown p99; expected any of"),
     (("ingest", "in"), "Missing argument 'DATASET'"),
+    (
+        ("predict", "nowhere", "--out", "s3://bucket/o.csv"),
+        "Invalid value for '--out': s3://bucket/o.csv: expected a place on this machine, got one of a store",
+    ),
     (("sinth",), "'sinth'"),
 ]
 

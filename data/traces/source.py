@@ -56,7 +56,7 @@ class RawTable:
     columns : mapping of str to str
         The raw columns and their duckdb types.
     select : str
-        SQL expressions, comma-separated, that make a canonical row of a raw one.
+        SQL expressions, comma-separated, that make a canonical row of a raw one. A column left out is null.
     checks : mapping of str to str
         Reason → SQL condition over the raw row that a good row meets (a null result counts as met).
     needs : tuple of str

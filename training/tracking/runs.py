@@ -111,12 +111,14 @@ class Run:
     """A run in progress: everything that is recorded for it goes through here.
 
     Metrics carry the time of the run's start, so that the store keeps one of those that a run logs again after a kill.
+    Of one with another value, such as seconds, the first is kept: MLflow logs no model for a run that has both.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, started_ms: int) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, started_ms: int, *, continued: bool = False) -> None:
         self._client = client
         self.run_id = run_id
         self._started_ms = started_ms
+        self._continued = continued
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log a nested mapping of settings; inner names are joined with dots."""
@@ -139,8 +141,15 @@ class Run:
             for name, value in flatten(metrics).items()
             if isinstance(value, Real) and math.isfinite(value)  # numpy's, too
         ]
+        if self._continued:
+            logged = {name: self._steps_of(name) for name in {entry.key for entry in entries}}
+            entries = [entry for entry in entries if entry.step not in logged[entry.key]]
         for start in range(0, len(entries), 1000):  # the store takes 1000 at a time
             self._client.log_batch(self.run_id, metrics=entries[start : start + 1000])
+
+    def _steps_of(self, metric: str) -> set[int]:
+        """Return the steps of a metric that the store has of this run."""
+        return {point.step for point in self._client.get_metric_history(self.run_id, metric)}
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
@@ -226,7 +235,7 @@ def start_run(
                     client.set_tag(active.info.run_id, PARENT, tags[PARENT])
                 elif elsewhere:
                     client.delete_tag(active.info.run_id, PARENT)
-            yield Run(client, active.info.run_id, active.info.start_time)
+            yield Run(client, active.info.run_id, active.info.start_time, continued=run_id is not None)
 
 
 @contextmanager

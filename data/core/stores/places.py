@@ -32,6 +32,10 @@ _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _PATTERN: Final = re.compile(r"[*?[]")
 """Characters by which the libraries of stores take a name for a pattern: they would read or delete what it matches."""
 _CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "GoogleAuthError")
+_SETTINGS: Final = ("ProfileNotFound", "ConfigNotFound", "ConfigParseError", "InvalidRegionError")
+"""Errors of botocore's about settings, which another run meets again."""
+_ENDPOINT: Final = "Invalid endpoint"
+"""Beginning of the plain ValueError that botocore raises for an address without a scheme."""
 
 
 def location(name: Path | str) -> Path:
@@ -65,6 +69,23 @@ def location(name: Path | str) -> Path:
     except ValueError as error:
         raise ConfigError(f"{name}: no store known by {scheme}:// ({error}); expected s3:// or gs://") from error
     return cast(Path, place)
+
+
+def on_this_machine(name: Path | str) -> Path:
+    """Return the path of a file or folder that is written on this machine, wherever the dataset is.
+
+    Raises
+    ------
+    ConfigError
+        The name is one of a store: as a path it would make a folder ``s3:`` in the working folder.
+    """
+    if not isinstance(name, str) and not in_store(name):
+        return name
+    if _SCHEME.match(str(name)):
+        raise ConfigError(
+            f"{name}: expected a place on this machine, got one of a store; name a path and copy it there"
+        )
+    return Path(name)
 
 
 def in_store(path: Path) -> bool:
@@ -106,13 +127,17 @@ def reached(path: Path) -> Iterator[None]:
     Raises
     ------
     ConfigError
-        There is no such object or bucket, or no permission.
+        There is no such object or bucket, or no permission, or a setting of the library is wrong.
     DataError
         The store cannot be reached, or broke off; the libraries have tried again by then.
     """
     faults = (OSError, *(getattr(sys.modules[m], name) for m, name in _FAULTS if m in sys.modules))
     try:
         yield
+    except ValueError as error:
+        if not in_store(path) or not str(error).startswith(_ENDPOINT):
+            raise
+        raise _wrong_settings(path, str(error)) from error
     except faults as error:
         if not in_store(path) or getattr(error, "errno", None) in FULL_DISK:
             raise
@@ -121,7 +146,16 @@ def reached(path: Path) -> Iterator[None]:
             raise ConfigError(f"{path}: no such object, folder or bucket ({what}); check the name") from error
         if isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS:
             raise ConfigError(f"{path}: no permission ({what}); check credentials and the bucket's policy") from error
+        if type(error).__name__ in _SETTINGS:
+            raise _wrong_settings(path, what) from error
         raise broken_off(path, what) from error
+
+
+def _wrong_settings(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: a setting of the store's library is wrong ({what}); correct AWS_ENDPOINT_URL, which begins with "
+        "http:// or https://, AWS_PROFILE or the files in ~/.aws"
+    )
 
 
 def broken_off(path: Path, what: str) -> DataError:

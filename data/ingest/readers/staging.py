@@ -103,7 +103,7 @@ class Layout:
             else:
                 flat = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
                 known = flags_of(flat.is_valid())
-                values = values_of(flat.flatten().cast(pa.float32()), np.nan)
+                values = values_of(flat.cast(pa.list_(pa.float32())).flatten(), np.nan)  # NULL in SQL has no type
                 self._singles(rows, name)[known] = values.reshape(-1, len(VECTORS[name]))
         return rows
 

@@ -79,6 +79,7 @@ def synth(
     >>> reclaim.synth("cell", machines=3, days=0.75).name
     'cell'
     """
+    from reclaim.data.core.stores.places import on_this_machine
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
     config = SyntheticCellConfig(
@@ -89,7 +90,7 @@ def synth(
         common=common,
         service=service,
     )
-    return write_cell(Path(out), config).out
+    return write_cell(on_this_machine(out), config).out
 
 
 def ingest(
@@ -339,7 +340,7 @@ class Dataset:
         """
         from reclaim.api.replay import Replay, run
 
-        return run(Replay, experiment, self.path, Path(out), models=models, settings=settings)
+        return run(Replay, experiment, self.path, out, models=models, settings=settings)
 
     def recommend(
         self, out: Path | str, *, models: Sequence[Learned] = (), settings: Mapping[str, Any] | None = None
@@ -373,7 +374,7 @@ class Dataset:
         from reclaim.api.replay import Recommendations, run
         from reclaim.replay.runs.catalogue import RECOMMEND
 
-        return run(Recommendations, RECOMMEND, self.path, Path(out), models=models, settings=settings, tracking=False)
+        return run(Recommendations, RECOMMEND, self.path, out, models=models, settings=settings, tracking=False)
 
 
 def _names_of(columns: Sequence[str] | None) -> list[str] | None:

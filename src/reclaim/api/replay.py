@@ -31,16 +31,20 @@ class Learned(Protocol):
 
 
 def run(
-    answer: type[R], experiment: str, dataset: Path, out: Path, *, models: Sequence[Learned],
+    answer: type[R], experiment: str, dataset: Path, out: Path | str, *, models: Sequence[Learned],
     settings: Mapping[str, Any] | None, tracking: bool = True,
 ) -> R:  # fmt: skip
     """Run an experiment; arguments and errors as for ``Dataset.replay`` and ``Dataset.recommend``."""
+    from reclaim.data.core.stores.places import on_this_machine
     from reclaim.replay.runs.catalogue import load_experiment
     from reclaim.replay.runs.run import run_experiment
 
     loaded = load_experiment(experiment)
     config = config_from(loaded.config, settings or {})
-    return answer(loaded, run_experiment(loaded, dataset, out, config, bundles=_bundles(models), tracking=tracking))
+    return answer(
+        loaded,
+        run_experiment(loaded, dataset, on_this_machine(out), config, bundles=_bundles(models), tracking=tracking),
+    )
 
 
 def _bundles(models: Sequence[Learned]) -> dict[str, Bundle]:

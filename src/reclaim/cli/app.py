@@ -28,6 +28,7 @@ from reclaim.cli.console import (
     TrainConfigFile,
     Verbose,
     fail,
+    here,
     place,
     print_result,
     print_status,
@@ -91,7 +92,7 @@ def _options(
     "`reclaim synth cluster --format openmetrics --machines 6 --days 2`"
 )
 def synth(
-    out: Annotated[Path, typer.Argument(help="Folder to write the cell into.", metavar="OUT")],
+    out: Annotated[Path, typer.Argument(help="Folder to write the cell into.", metavar="OUT", parser=here)],
     machines: Annotated[int, typer.Option(help="Machines of the cell.")] = 30,
     days: Annotated[float, typer.Option(help="Length of the trace, in days.")] = 4.0,
     seed: Annotated[int, typer.Option(help="Seed; the same options and seed give the same bytes.")] = 1,
@@ -222,7 +223,7 @@ def ingest(
 def inspect(
     dataset: DatasetFolder,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Also write one HTML file with figures.", metavar="FILE")
+        Path | None, typer.Option("--html", help="Also write one HTML file with figures.", metavar="FILE", parser=here)
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -361,7 +362,7 @@ app.command(
 )
 def predict(
     dataset: DatasetFolder,
-    out: Annotated[Path, typer.Option(help="File to write: `.parquet` or `.csv`.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="File to write: `.parquet` or `.csv`.", metavar="FILE", parser=here)],
     model: ServedModel = None,
     margin: Annotated[
         str, typer.Option(help="Safety margin: `baseline` (widest), `medium` or `aggressive`.", metavar="NAME")
@@ -404,11 +405,16 @@ def serve(
         str, typer.Option(help="Second model, compared live and not served.", metavar="MODEL", envvar="RECLAIM_SHADOW")
     ] = "",
     state: Annotated[
-        Path, typer.Option(help="Folder of the persistent state.", metavar="DIR", envvar="RECLAIM_STATE")
+        Path, typer.Option(help="Folder of the persistent state.", metavar="DIR", envvar="RECLAIM_STATE", parser=here)
     ] = Path("reclaim-state"),
     record: Annotated[
         Path | None,
-        typer.Option(help="Record every window in DIR, a trace for training.", metavar="DIR", envvar="RECLAIM_RECORD"),
+        typer.Option(
+            help="Record every window in DIR, a trace for training.",
+            metavar="DIR",
+            envvar="RECLAIM_RECORD",
+            parser=here,
+        ),
     ] = None,
     in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep no state across restarts.")] = False,
     token_file: Annotated[
@@ -467,7 +473,7 @@ app.command(
 
 @app.command(epilog="Example: `reclaim demo`")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of all output.", metavar="DIR")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder of all output.", metavar="DIR", parser=here)] = Path("demo"),
     machines: Annotated[int, typer.Option(help="Machines of the synthetic cell.")] = 24,
     days: Annotated[float, typer.Option(help="Days of the synthetic cell.")] = 4.0,
     seed: Annotated[int, typer.Option(help="Seed of the synthetic cell and of training.")] = 1,

@@ -109,6 +109,17 @@ def place(name: str) -> Path:
         raise typer.BadParameter(str(error)) from error
 
 
+def here(name: str) -> Path:
+    """Return the file or folder of this machine that an argument names; one in an object store is refused."""
+    from reclaim.data.core.stores.places import on_this_machine
+    from reclaim.data.errors import ConfigError
+
+    try:
+        return on_this_machine(name)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def learned(name: str) -> str:
     """Return the name of an estimator that is trained, as an option gives it."""
     from reclaim.training.estimators.registry import LEARNED

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from reclaim.cli import results
-from reclaim.cli.console import AsJson, Progress, print_result, print_status
+from reclaim.cli.console import AsJson, Progress, here, print_result, print_status
 from reclaim.cli.fetching import Authorities, Certificate, CertificateKey, HeaderFile, TokenFile, option
 
 _SERVICE = "The service"
@@ -18,7 +18,10 @@ _SERVICE = "The service"
 
 def feed(
     history: Annotated[
-        Path, typer.Argument(help="Folder of `reclaim fetch prometheus`; it grows with time.", metavar="HISTORY")
+        Path,
+        typer.Argument(
+            help="Folder of `reclaim fetch prometheus`; it grows with time.", metavar="HISTORY", parser=here
+        ),
     ],
     url: Annotated[str, option("Address of the Prometheus, before `/api/v1`.", "URL")],
     service: Annotated[str, option("Address of `reclaim serve`.", "URL", _SERVICE)] = "http://127.0.0.1:3000",
@@ -31,7 +34,9 @@ def feed(
     ] = None,
     out: Annotated[
         list[Path] | None,
-        typer.Option(help="File of reservations by name: `.csv`, `.parquet` or `.prom`; repeatable.", metavar="FILE"),
+        typer.Option(
+            help="File of reservations by name: `.csv`, `.parquet` or `.prom`; repeatable.", metavar="FILE", parser=here
+        ),
     ] = None,
     listen: Annotated[
         str | None,

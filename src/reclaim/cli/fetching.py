@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from reclaim.cli import results
-from reclaim.cli.console import AsJson, Progress, print_result, print_status
+from reclaim.cli.console import AsJson, Progress, here, print_result, print_status
 
 PROMETHEUS = "prometheus"
 _PANEL = "Of a Prometheus"
@@ -33,7 +33,7 @@ def fetch(
         str,
         typer.Argument(help="`google-v3`, `google-v2.1`, `alibaba-2017`, or `prometheus`.", metavar="TRACE"),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder for the files.", metavar="OUT")],
+    out: Annotated[Path, typer.Argument(help="Folder for the files.", metavar="OUT", parser=here)],
     cell: Annotated[str | None, option("Cell of `google-v3`, `a` to `h`.", panel=_TRACES)] = None,
     table: Annotated[list[str] | None, option("Table; repeatable. Default: all.", panel=_TRACES)] = None,
     shards: Annotated[str | None, option("Shards of each table, as `0-3,7`. Default: all.", panel=_TRACES)] = None,

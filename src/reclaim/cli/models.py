@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reclaim.cli import results
-from reclaim.cli.console import AsJson, fail, place, print_result, print_status, print_table
+from reclaim.cli.console import AsJson, fail, here, place, print_result, print_status, print_table
 
 if TYPE_CHECKING:
     from reclaim.replay.runs.promote import Promotion
@@ -52,7 +52,7 @@ def end_if_refused(promotion: Promotion | None) -> None:
 
 def bundle(
     model: Annotated[str, typer.Argument(help="NAME@ALIAS or NAME/VERSION.", metavar="MODEL")],
-    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR", parser=here)],
     as_json: AsJson = False,
 ) -> None:
     """Copy a registered model into a folder, for `--model DIR` on a machine without the registry, and for a bento."""

@@ -17,6 +17,7 @@ from reclaim.cli.console import (
     EngineWorkers,
     NoModel,
     Verbose,
+    here,
     print_result,
     print_status,
     print_table,
@@ -34,13 +35,16 @@ TOO_MANY = 3
 
 def recommend(
     dataset: DatasetFolder,
-    out: Annotated[Path, typer.Option(help="Folder for report.html and the files of all formats.", metavar="DIR")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html and the files of all formats.", metavar="DIR", parser=here)
+    ],
     format_: Annotated[
         Literal["table", "csv", "json", "krr-json", "html"],
         typer.Option("--format", "-f", help="What to print; all are in the folder."),
     ] = "table",
     patches: Annotated[
-        Path | None, typer.Option(help="Folder for kustomize patches, a component per namespace.", metavar="DIR")
+        Path | None,
+        typer.Option(help="Folder for kustomize patches, a component per namespace.", metavar="DIR", parser=here),
     ] = None,
     patch_containers: Annotated[
         str | None,

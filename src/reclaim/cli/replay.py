@@ -16,6 +16,7 @@ from reclaim.cli.console import (
     EngineWorkers,
     NoModel,
     Verbose,
+    here,
     print_result,
     print_table,
     unchanged,
@@ -39,7 +40,9 @@ def _add(name: str, does: str, *examples: str) -> None:
 
     def command(
         dataset: DatasetFolder,
-        out: Annotated[Path, typer.Option(help="Folder for report.html, figures and results.json.", metavar="DIR")],
+        out: Annotated[
+            Path, typer.Option(help="Folder for report.html, figures and results.json.", metavar="DIR", parser=here)
+        ],
         model: Annotated[
             list[str] | None,
             typer.Option(

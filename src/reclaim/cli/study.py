@@ -17,6 +17,7 @@ from reclaim.cli.console import (
     LearnedEstimator,
     Progress,
     TrainConfigFile,
+    here,
     print_result,
     print_status,
 )
@@ -26,9 +27,9 @@ def tune(
     datasets: DatasetFolders,
     trials: Annotated[int, typer.Option(help="Total trials, including those of an interrupted search.")] = 50,
     estimator: LearnedEstimator = None,
-    out: Annotated[Path, typer.Option(help="TOML to write the best settings into.", metavar="FILE")] = Path(
-        "best.toml"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="TOML to write the best settings into.", metavar="FILE", parser=here)
+    ] = Path("best.toml"),
     at_once: Annotated[
         int, typer.Option(help="Trials chosen without each other's results, for several workers. Changes the trials.")
     ] = 1,
@@ -67,7 +68,7 @@ def peaks(
             help="Parquet of (machine, time_us, task, usage, limit), by machine and time.", metavar="SAMPLES"
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Parquet file to write.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="Parquet file to write.", metavar="FILE", parser=here)],
     predictor: Annotated[
         list[str] | None,
         typer.Option(help="Predictor; repeatable. Default: all; an unknown name lists them.", metavar="NAME"),

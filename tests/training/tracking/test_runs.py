@@ -420,6 +420,17 @@ def test_a_metric_that_is_logged_again_is_kept_once() -> None:
     assert tracking.find_run(run.run_id).metrics == {"loss": 1.0}
 
 
+def test_a_run_killed_before_its_model_was_registered_registers_it_where_its_seconds_are_others(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    with tracking.start_run("models", "network") as run:
+        run.log_metrics({"fit_seconds": 2.5})
+    with tracking.start_run("models", "network", run_id=run.run_id) as again:
+        again.log_metrics({"fit_seconds": 1.5, "price": 3.0})
+        assert _register(again, bundle, tmp_path, "slow", None).version == "1"
+    assert tracking.find_run(run.run_id).metrics == {"fit_seconds": 2.5, "price": 3.0}
+
+
 def test_numbers_of_numpy_are_logged_as_others_are() -> None:
     with tracking.start_run("numpy", "network") as run:
         run.log_history([{"loss": np.float32(0.5), "rows": np.int64(3), "none": np.float32("nan")}])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fsspec.registry import _registry
 
+import reclaim
 from reclaim.cli.app import main
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, location, reached
 from reclaim.data.errors import ConfigError, DataError
@@ -93,6 +94,22 @@ def test_without_credentials_the_error_says_so(bucket: Bucket, monkeypatch: pyte
         place.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:9000", "Invalid endpoint: localhost:9000"),
+        ("AWS_PROFILE", "nobody", "The config profile (nobody) could not be found"),
+    ],
+)
+def test_a_wrong_setting_of_the_library_is_named_and_is_no_reason_to_run_again(
+    name: str, wrong: str, message: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.files()
+    monkeypatch.setenv(name, wrong)
+    with pytest.raises(ConfigError, match=re.escape(f"library is wrong ({message}); correct AWS_ENDPOINT_URL")):
+        check_folder(location(f"{bucket.url}/cell"))
+
+
 def test_a_refusal_of_the_store_names_the_policy_and_any_other_error_the_next_run(bucket: Bucket) -> None:
     place = location(f"{bucket.url}/cell")
     with (
@@ -126,3 +143,43 @@ def test_on_the_command_line_a_mistake_about_a_store_is_one_line_and_exit_code_2
         assert len(told.splitlines()) == 1
         assert f"{bucket.url}/cell: " in told
         assert ("pip install universal-pathlib s3fs" in told) == missing
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("synth", "s3://bucket/cell"),
+        ("fetch", "google-v3", "s3://bucket/cell"),
+        ("inspect", "dataset", "--html", "s3://bucket/page.html"),
+        ("predict", "dataset", "--out", "gs://bucket/o.csv"),
+        ("replay", "margins", "dataset", "--out", "s3://bucket/margins"),
+        ("recommend", "dataset", "--out", "s3://bucket/recommend"),
+        ("recommend", "dataset", "--out", "o", "--patches", "s3://bucket/patches"),
+        ("tune", "dataset", "--out", "s3://bucket/best.toml"),
+        ("peaks", "samples.parquet", "--out", "s3://bucket/peaks.parquet"),
+        ("bundle", "reclaim@champion", "s3://bucket/model"),
+        ("serve", "--state", "s3://bucket/state"),
+        ("serve", "--record", "s3://bucket/seen"),
+        ("feed", "s3://bucket/history", "--url", "http://127.0.0.1:1"),
+        ("feed", "history", "--url", "http://127.0.0.1:1", "--out", "s3://bucket/o.csv"),
+        ("demo", "--out", "s3://bucket/demo"),
+    ],
+    ids=" ".join,
+)
+def test_a_place_of_a_store_is_refused_for_what_is_written_on_this_machine_and_makes_no_folder_of_its_name(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["reclaim", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "expected a place on this machine, got one of a store" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_python_api_refuses_a_place_of_a_store_for_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="s3://bucket/cell: expected a place on this machine, got one of a store"):
+        reclaim.synth("s3://bucket/cell")
+    assert list(tmp_path.iterdir()) == []

@@ -88,6 +88,13 @@ def test_a_column_that_a_table_lacks_is_null_and_one_that_rows_lack_is_passed_ov
     assert row == dict.fromkeys(V3.names) | {s.COLLECTION_ID: 1}
 
 
+def test_a_column_of_vectors_may_be_null_without_a_type_as_a_null_of_sql_is() -> None:
+    layout = Layout.of(V3)
+    keys = {s.COLLECTION_ID: pa.array([1, 2]), s.INSTANCE_INDEX: pa.array([0, 0])}
+    table = pa.table({**keys, s.CPU_PERCENTILES: pa.nulls(2)})
+    assert (layout.rows_of(table) == layout.rows_of(pa.table(keys))).all()
+
+
 def test_nan_counts_as_null() -> None:
     layout = Layout.of(V3)
     table = pa.table({s.CPU_MEAN: [math.nan, 0.5], s.CPU_PERCENTILES: [[math.nan] * 11, [0.5] * 11]})
