@@ -144,7 +144,9 @@ SHOWN: Final[Mapping[str, Family]] = {
     ),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
-        "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused for their time."
+        "gauge",
+        "Tasks with windows refused for their time in the last minutes, over these and those with windows taken; a "
+        "task may be both.",
     ),
     "clock_timestamp_seconds": Family("gauge", "The cell's clock."),
     "clock_lag_seconds": Family("gauge", "Difference from the cell's clock to this machine's."),
