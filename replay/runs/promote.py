@@ -81,9 +81,10 @@ def promote(
     """Point ``champion`` to a version when it is not worse than the one that it points to.
 
     Both have prices set again on the validation rows, at the budgets that the candidate was trained for, so that they
-    violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
-    version of a name is compared with the built-in model, or with none where no dataset is named. A champion of another
-    release cannot be evaluated, and the built-in model takes its place. No test row is read.
+    violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. Rows of a
+    single collection have no noise to compare with, and it is refused, too. The first version of a name is compared
+    with the built-in model, or with none where no dataset is named. A champion of another release cannot be evaluated,
+    and the built-in model takes its place. No test row is read.
 
     Parameters
     ----------

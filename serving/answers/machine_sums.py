@@ -94,7 +94,7 @@ class MachineSums:
 
     @property
     def newcomers(self) -> Floats:
-        """Limits of tasks of fewer windows than ``NEWCOMER_WINDOWS``; shape (m, n_resources)."""
+        """Limits of tasks with a forecast and fewer windows than ``NEWCOMER_WINDOWS``; shape (m, n_resources)."""
         return self.sums[..., T_NEW]
 
     def peaks(self) -> Floats:

@@ -43,7 +43,9 @@ class CellSize:
         """Go on from a copy of ``memory``."""
         self.memory = np.array(memory, np.float64)
 
-    def reach(self, end_us: int, limit: NDArray[np.float64], tasks: NDArray[Any]) -> tuple[float, ...] | None:
+    def reach(
+        self, end_us: int, limit: NDArray[np.float64], tasks: NDArray[Any], written: NDArray[np.int64]
+    ) -> tuple[float, ...] | None:
         """Return the mean limits where a write of a new hour changes them; None where they stay.
 
         Parameters
@@ -54,6 +56,8 @@ class CellSize:
             Of the tasks that were written, outside alloc instances.
         tasks : structured array of ``task_record.TASK``
             All that was kept before.
+        written : int64, shape (k,)
+            Slots of the tasks that were written, which count by their new limits alone.
         """
         if self.memory[0] < 0:
             self.memory[0] = end_us
@@ -62,7 +66,9 @@ class CellSize:
             return None
         self.memory[1] = max(hour, self.memory[1])
         before, changed = of_limits.copy(), False
-        kept = tasks["limit"][(tasks[s.END_US] >= 0) & ~tasks["in_alloc"]]
+        others = (tasks[s.END_US] >= 0) & ~tasks["in_alloc"]
+        others[written] = False
+        kept = tasks["limit"][others]
         for r, of in enumerate(np.concatenate([kept, limit]).T):
             granted = of[of > 0]
             if len(granted) == 0:

@@ -169,7 +169,7 @@ class Tracker:
         Where that has changed, all tasks are scored again.
         """
         limit = taken.last.limit[~taken.last.in_alloc]
-        mean_limit = self.size.reach(int(taken.windows.end_us[-1]), limit, self._tasks)
+        mean_limit = self.size.reach(int(taken.windows.end_us[-1]), limit, self._tasks, taken.touched)
         if not scorer.of_cell_size or mean_limit is None:
             return scorer
         scorer = scorer.resized(mean_limit)

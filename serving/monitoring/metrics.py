@@ -138,12 +138,15 @@ SHOWN: Final[Mapping[str, Family]] = {
     "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", _OF_MACHINES),
     "mean_limit_ratio": Family(
         "gauge",
-        "Mean limit of the cell's tasks over that of those that the model was trained on; not of the built-in model.",
+        "Mean limit of the cell's tasks, right to a factor of 1.5, over that of those that the model was trained on; "
+        "not of the built-in model.",
         ("resource",),
     ),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
-        "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused for their time."
+        "gauge",
+        "Tasks with windows refused for their time in the last minutes, over these and those with windows taken; a "
+        "task may be both.",
     ),
     "clock_timestamp_seconds": Family("gauge", "The cell's clock."),
     "clock_lag_seconds": Family("gauge", "Difference from the cell's clock to this machine's."),

@@ -47,7 +47,8 @@ class MachineReservation(Answer):
     reclaimable: dict[str, Resources] = Field(description="`limit` less `peak`, by margin.")
     basis: BasisByResource
     newcomers: Resources = Field(
-        description="Limits of the tasks of which fewer than 12 windows have been seen: an hour of five-minute ones."
+        description="Limits of the tasks with a forecast of which fewer than 12 windows have been seen: an hour of "
+        "five-minute ones."
     )
     unforecast: Resources = Field(
         description="Part of the limits that is reserved whole: of tasks without a forecast, stale tasks and those of "

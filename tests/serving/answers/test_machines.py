@@ -210,6 +210,14 @@ def test_a_smaller_limit_bounds_terms_and_of_a_larger_one_the_addition_counts_wh
     assert found.whole.tolist() == [0]
 
 
+def test_a_task_that_counts_its_limit_whole_is_no_newcomer(three: Memory) -> None:
+    assert sums(three).newcomers.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    three.tell(fact_rows({"task": 4, "limit": 5.0, "machine_id": 9}, estimation={1: False, 2: False}))
+    found = sums(three)
+    assert found.unforecast.tolist() == [[2.0, 2.0], [5.0, 5.0]]  # task 4 has no window
+    assert found.newcomers.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
 def test_new_slots_hold_no_terms_of_tasks_that_left(three: Memory) -> None:
     three.tell(fact_rows({"task": 1, "ended_us": 300 * S}))
     three.tell(fact_rows({"task": 8, "limit": 2.0, "machine_id": 7}))

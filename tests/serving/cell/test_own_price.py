@@ -156,14 +156,24 @@ def test_the_cell_keeps_its_age_when_a_model_is_promoted_and_after_restarts_to_t
 
 
 def test_the_mean_limit_is_looked_at_once_an_hour_and_rounded() -> None:
-    size, tasks = CellSize(), np.zeros(0, TASK)
+    size, tasks, new = CellSize(), np.zeros(0, TASK), np.zeros(0, np.int64)
     limit = np.array([[3.0, np.nan], [5.0, np.nan]])
-    assert size.reach(HOUR_US, limit, tasks) == pytest.approx((4.0, np.nan), nan_ok=True)
-    assert size.reach(HOUR_US + 1, limit * 10, tasks) is None  # within the hour
-    assert size.reach(2 * HOUR_US, limit * 1.3, tasks) is None  # 5.2 is less than half as much again
-    assert size.reach(3 * HOUR_US, limit * 2, tasks) == pytest.approx((8.0, np.nan), nan_ok=True)
+    assert size.reach(HOUR_US, limit, tasks, new) == pytest.approx((4.0, np.nan), nan_ok=True)
+    assert size.reach(HOUR_US + 1, limit * 10, tasks, new) is None  # within the hour
+    assert size.reach(2 * HOUR_US, limit * 1.3, tasks, new) is None  # 5.2 is less than half as much again
+    assert size.reach(3 * HOUR_US, limit * 2, tasks, new) == pytest.approx((8.0, np.nan), nan_ok=True)
     kept = np.full(3, UNKNOWN_TASK)
     kept["limit"], kept["end_us"], kept["in_alloc"] = 99.0, [0, -1, 0], [True, False, True]
-    assert size.reach(4 * HOUR_US, limit * 2, kept) is None  # of tasks inside alloc instances or without a window
+    assert size.reach(4 * HOUR_US, limit * 2, kept, new) is None  # of tasks inside alloc instances or without a window
     # a resource that gets its first limit does not wait for the hour
-    assert size.reach(4 * HOUR_US + 1, np.array([[8.0, 1.0]]), tasks) == (8.0, 1.0)
+    assert size.reach(4 * HOUR_US + 1, np.array([[8.0, 1.0]]), tasks, new) == (8.0, 1.0)
+
+
+def test_each_task_counts_once_in_the_mean_limit_though_it_was_kept_and_is_written() -> None:
+    kept = np.full(3, UNKNOWN_TASK)
+    kept["limit"], kept["end_us"] = [[1.0] * 2, [1.0] * 2, [46.0] * 2], 0
+    size = CellSize()
+    size.recall(np.array([0.0, 0.0, 16.0, 16.0]))  # 48 / 3; with the two written ones twice, 50 / 5 rounds to 8
+    assert size.reach(HOUR_US, np.ones((2, 2)), kept, np.array([0, 1])) is None
+    # a new limit takes the place of the one that was kept: 6 / 3
+    assert size.reach(2 * HOUR_US, np.array([[4.0] * 2]), kept, np.array([2])) == (2.0, 2.0)
