@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -37,6 +38,8 @@ _QUERIES: Final = 0.45
 """Share of the memory for data that is the query engine's."""
 _AHEAD: Final = 2
 """Jobs begun for each worker before a result is taken: one in work, and one that waits for the worker."""
+_ANSWERS_S: Final = 10.0
+"""Longest that a cluster may take to accept a connection."""
 RETRIES: Final = 5
 """Times that a Ray job is run again after its worker was lost."""
 
@@ -344,7 +347,7 @@ def connected_ray(count: int) -> Any:
     Raises
     ------
     ConfigError
-        Ray is not installed.
+        Ray is not installed, or nothing listens at ``RAY_ADDRESS``.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_ADDRESS" not in os.environ:
@@ -354,9 +357,27 @@ def connected_ray(count: int) -> Any:
     except ImportError as error:
         raise ConfigError("--engine ray: Ray is not installed; pip install 'ray[train]'") from error
     if not ray.is_initialized():
+        _check_listens(os.environ.get("RAY_ADDRESS", ""))
         here: dict[str, Any] = {"address": "local", "num_cpus": count, "include_dashboard": False}
         ray.init(log_to_driver=False, configure_logging=False, **({} if "RAY_ADDRESS" in os.environ else here))
     return ray
+
+
+def _check_listens(address: str) -> None:
+    """Raise ConfigError where nothing listens at the host and port of a cluster: Ray itself tries for minutes.
+
+    ``auto``, ``local`` and others without a port are left to Ray.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--engine ray: no cluster answers at RAY_ADDRESS={address} ({error}); start one with `ray start --head`, "
+            "or unset the variable for one on this machine"
+        ) from error
 
 
 def _run(function: Callable[[Job], Result], job: Job) -> Result:

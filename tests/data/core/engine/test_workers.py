@@ -6,6 +6,7 @@ import gzip
 import json
 import operator
 import os
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -181,3 +182,17 @@ def test_after_the_first_error_of_a_run_no_more_jobs_are_begun_than_were_ahead(w
     with pytest.raises(ValueError, match="2"), Workers("local", workers) as pool:
         pool.run(third_fails, range(100), lambda _: None)
     assert len(ran) <= 3 + 2 * workers
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_does_not_answer_is_named_at_once_with_what_to_do(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)  # its port is closed by now
+    with pytest.raises(
+        ConfigError, match=rf"no cluster answers at RAY_ADDRESS={address} .*; start one with `ray start"
+    ):
+        engine.connected_ray(1)
