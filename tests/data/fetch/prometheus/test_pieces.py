@@ -11,6 +11,7 @@ from reclaim.data.fetch.prometheus import job
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history, in_words, metrics_of
 from reclaim.data.fetch.prometheus.probe import Plan
+from reclaim.data.fetch.prometheus.reading import read_series
 from reclaim.data.traces.dialect import load_dialect
 from reclaim.data.traces.history import PIECE_S, RawSeries, moment_s
 from tests.data.fetch.prometheus.answering import Answer, ok, serving
@@ -47,7 +48,7 @@ def test_a_fetch_reports_what_it_wrote_and_the_share_that_is_there_and_asks_by_p
     """Three pieces, of which the first two are fetched again."""
     past_s = moment_s("2026-11-02")
     cpu = load_dialect("kubernetes").metrics[0]
-    read, planned = job.read_series, []
+    planned: list[float] = []
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
         if path != "/api/v1/query":
@@ -62,7 +63,7 @@ def test_a_fetch_reports_what_it_wrote_and_the_share_that_is_there_and_asks_by_p
     def seen(*of: Any, **more: Any) -> list[RawSeries]:
         if of[1] == cpu and "planned" in more:
             planned.append(more["planned"])
-        return read(*of, **more)
+        return read_series(*of, **more)
 
     monkeypatch.setattr(job, "read_series", seen)
     monkeypatch.setattr(job, "PIECES_AT_ONCE", 1)
