@@ -391,6 +391,8 @@ def test_amounts_and_names_have_the_same_bounds_in_json_and_in_a_table() -> None
         assert found.windows.limit[:3].tolist() == [[1.0, 2.0], [1.0, 2.0], [1e-12, 1e18]]
         assert np.isnan(found.windows.limit[3]).all()
         assert (found.windows.in_alloc[-2:].tolist(), found.in_alloc[-3:].tolist()) == ([True, False], [-1, 1, 0])
+    (named,) = (error for error in found.refusals.errors if error.field == rows.LOGICAL_NAME)
+    assert "logical_name: must have 1 to 256 characters" in named.message
 
 
 def test_a_body_in_other_units_than_the_cells_is_refused_whole() -> None:
