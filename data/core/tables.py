@@ -87,7 +87,7 @@ class Table:
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it."""
-        lines = self._lines(" | ", lambda width, right: "-" * (width - 1) + (":" if right else "-"))
+        lines = self._lines(" | ", lambda width, right: "-" * (width - 1) + (":" if right else "-"), _escaped)
         return "".join(f"| {line} |\n" for line in lines)
 
     def are_text(self) -> list[bool]:
@@ -111,17 +111,23 @@ class Table:
             parts[-1] = [*parts[-1], k]
         return parts
 
-    def _lines(self, separator: str, rule: Callable[[int, bool], str]) -> list[str]:
-        """Return the lines; ``rule`` gives what stands below a heading, by the column's width and its alignment."""
-        cells = self.as_strings()
-        widths = [max(2, *(len(row[i]) for row in [list(self.columns), *cells])) for i in range(len(self.columns))]
+    def _lines(
+        self, separator: str, rule: Callable[[int, bool], str], written: Callable[[str], str] = str
+    ) -> list[str]:
+        """Return the lines.
+
+        ``rule`` gives what stands below a heading, by the column's width and its alignment; ``written`` gives the form
+        of a heading or a cell in a line.
+        """
+        headings, *cells = [list(map(written, row)) for row in [self.columns, *self.as_strings()]]
+        widths = [max(2, *(len(row[i]) for row in [headings, *cells])) for i in range(len(headings))]
         right = [not text for text in self.are_text()]
 
         def line(row: Sequence[str]) -> str:
             padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
             return separator.join(padded)
 
-        return [line(self.columns), line(list(map(rule, widths, right))), *(line(row) for row in cells)]
+        return [line(headings), line(list(map(rule, widths, right))), *(line(row) for row in cells)]
 
 
 def show(value: Cell, *, percent: bool = False) -> str:
@@ -139,6 +145,11 @@ def show(value: Cell, *, percent: bool = False) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 9_999.5 else f"{value:.4g}"  # four digits of more are 1e+04
+
+
+def _escaped(text: str) -> str:
+    """Return a text for a cell of Markdown, in which a bare ``|`` would begin the next cell."""
+    return text.replace("|", r"\|")
 
 
 def _shown(character: str) -> str:

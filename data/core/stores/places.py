@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from reclaim.data.core.files import FULL_DISK, content_sha256
 from reclaim.data.errors import ConfigError, DataError
 
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _LIBRARIES: Final = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 """Scheme → its library."""
 _FAULTS: Final = (
@@ -41,6 +41,8 @@ _ENDPOINT: Final = "Invalid endpoint"
 def location(name: Path | str) -> Path:
     """Return the place that a name means: of this machine, or of a store where it begins with ``scheme://``.
 
+    Capitals in the scheme have no meaning, as in any URL.
+
     Raises
     ------
     ConfigError
@@ -52,7 +54,7 @@ def location(name: Path | str) -> Path:
     found = _SCHEME.match(name)
     if found is None:
         return Path(name)
-    scheme, below = found[1], name[found.end() :]
+    scheme, below = found[1].lower(), name[found.end() :]
     if not below.strip("/") or (scheme in _LIBRARIES and below.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; expected {scheme}://bucket/folder")
     if pattern := _PATTERN.search(name):
@@ -60,7 +62,7 @@ def location(name: Path | str) -> Path:
     try:
         from upath import UPath
 
-        place = UPath(name.rstrip("/"))
+        place = UPath(f"{scheme}://{below.rstrip('/')}")
         _ = place.fs
     except ImportError as error:
         library = _LIBRARIES.get(scheme)

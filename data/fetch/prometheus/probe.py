@@ -117,7 +117,7 @@ def plan(
     _check_one_cluster(client, first, start_s, end_s, clusters)
     chosen = choose(client, first, start_s, end_s, transport)
     samples = sum(one.samples for one in found)
-    pieces = -(-(end_s - start_s) // PIECE_S)
+    pieces = (end_s - start_s) // PIECE_S
     if samples / pieces > LARGEST_PIECE / _HELD_BYTES:
         raise ConfigError(too_large(client.url, f"about {samples / pieces:,.0f} samples"))
     return Plan(

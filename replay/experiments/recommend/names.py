@@ -65,7 +65,7 @@ def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
         found.append(Workload(
             name=text[s.WORKLOAD] or str(one), namespace=text[s.NAMESPACE], kind=text[s.WORKLOAD_KIND],
             container=text[s.CONTAINER], cluster=text[s.CLUSTER], autoscaler=text[s.AUTOSCALER],
-            autoscaled=tuple((text[s.AUTOSCALED] or "").split(",")), sidecar=one in sidecars,
+            autoscaled=tuple(filter(None, (text[s.AUTOSCALED] or "").split(","))), sidecar=one in sidecars,
         ))  # fmt: skip
     return found
 

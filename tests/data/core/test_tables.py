@@ -89,6 +89,14 @@ def test_in_markdown_numbers_are_to_the_right() -> None:
     )
 
 
+def test_a_bar_in_a_heading_or_a_name_begins_no_cell_of_markdown() -> None:
+    table = Table(("a|b", "n"), (("web|admin", 5), ("x", 7)))
+    assert table.as_markdown() == (
+        "| a\\|b       |  n |\n| ---------- | -: |\n| web\\|admin |  5 |\n| x          |  7 |\n"
+    )
+    assert table.as_text().splitlines()[2] == "web|admin   5"
+
+
 def test_no_line_of_text_ends_in_blanks() -> None:
     assert Table(("n", "estimator"), ((5, "borg"),)).as_text() == " n  estimator\n--  ---------\n 5  borg\n"
 

@@ -22,6 +22,7 @@ from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.survey.facts import survey
 from reclaim.data.survey.figures import draw
+from reclaim.data.survey.machines import _step_s
 from reclaim.data.survey.page import render_page, write_page
 from reclaim.data.survey.query import percentiles
 from reclaim.data.survey.tables import summary, tables, text
@@ -216,6 +217,61 @@ def test_a_line_that_is_read_twice_for_a_table_is_counted_once(tmp_path: Path) -
     found = ingest(cell, tmp_path / "dataset", IngestConfig(trace="alibaba-2017", max_reject_share=0.5)).dataset
     read = survey(found)["head"]["read"]["collections"]
     assert (read["files"], read["rows"], read["rejects"], found.manifest["counts"]["collections"]) == (1, 1, 1, 2)
+
+
+def test_each_row_of_a_table_has_the_number_that_it_names_and_its_share(facts: dict[str, Any]) -> None:
+    of_windows = {
+        "of exactly 300 s": "exact", "shorter": "shorter", "longer": "longer", "after a gap": "gaps",
+        "after a gap and a restart": "gaps_between_runs", "first of a restart": "restarts",
+        "before the end of an earlier one": "overlapping", "with a new limit": "limit_changes",
+        "without a CPU limit": "no_cpu_limit", "without a memory limit": "no_memory_limit",
+        "without a tier": "no_tier", "inside an alloc instance": "in_alloc", "before time 0": "before_zero",
+    }  # fmt: skip
+    facts["windows"] |= {key: k for k, key in enumerate(of_windows.values())} | {
+        "windows": 20, "tasks_with_gaps": 1, "tasks_restarted": 2,
+    }  # fmt: skip
+    facts["tasks"] |= {"usage_without_events": 3, "events_without_usage": 4, "tasks_with_limit_changes": 5,
+                       "constrained": {"tasks": 6, "relations": {"equal": 7}}}  # fmt: skip
+    facts["head"]["counts"]["tasks"] = 10
+    windows, tasks, _ = tables(facts)["Windows and tasks"]
+    assert windows.rows == tuple((name, k, k / 20) for k, name in enumerate(of_windows))
+    assert tasks.rows == (
+        ("with a gap", 1, 0.1), ("restarted", 2, 0.2), ("with usage, without events", 3, 0.3),
+        ("with events, without usage", 4, 0.4), ("with a new limit by an event", 5, 0.5),
+        ("with placement constraints", 6, 0.6), ("constraints: equal", 7, None),
+    )  # fmt: skip
+
+
+def test_the_input_is_listed_by_table_with_its_days_and_its_faults(facts: dict[str, Any]) -> None:
+    facts["head"]["read"]["usage"]["bytes"] = 3 * 2**20
+    facts["span"]["tables"]["usage"] = {"first_us": 43_200_000_000, "last_us": 1_209_600_000_000}
+    facts["quality"] |= {"damaged": [{"file": "b.gz", "reason": "cut off"}], "repeated_files": ["c.gz"],
+                         "duplicates": {"usage": 2, "events": 0}, "defects": {"negative": 4}}  # fmt: skip
+    read, faults = tables(facts)["Input"]
+    assert read.rows[0] == ("usage", 1, 3.0, 5, 1, 5, "0.50 to 14.00")
+    assert read.rows[2] == ("tasks", None, None, None, None, 3, "-")
+    assert faults.rows == (
+        ("rejected lines", "not valid JSON", 1, "instance_usage-000000000000.json.gz:6"),
+        ("damaged file, left out", "cut off", None, "b.gz"), ("known defect, accepted", "negative", 4, None),
+        ("repeated rows, dropped", "usage", 2, None), ("file given twice, read once", None, None, "c.gz"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("span_s", "step_s"),
+    [(0, 300), (999 * 300, 300), (999 * 300 + 1, 600), (999 * 43_200, 43_200), (999 * 43_200 + 1, 86_400),
+     (999 * 86_400 - 1, 86_400), (999 * 86_400, 172_800)],
+)  # fmt: skip
+def test_steps_are_as_short_as_a_thousand_of_them_allow(span_s: float, step_s: int) -> None:
+    """A span of 999 steps may touch a thousand."""
+    assert _step_s(span_s) == step_s
+
+
+def test_capacities_are_listed_by_their_number_of_machines(cell: Path, write_shard: Write) -> None:
+    write_shard(cell, "machine_events-000000000001", [machine(0, k, 1, 2.0, 1.0) for k in (9, 10)])
+    found = survey(dataset(cell))["machines"]
+    assert [(of["cpu"], of["machines"]) for of in found["capacities"]] == [(2.0, 3), (0.5, 1)]
+    assert (found["distinct"], found["kinds"]) == (4, 2)
 
 
 def test_percentiles_are_by_nearest_rank() -> None:

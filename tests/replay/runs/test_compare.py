@@ -407,6 +407,17 @@ def test_a_setting_that_is_among_the_words_has_no_second_column(monkeypatch: pyt
     }  # fmt: skip
 
 
+def test_replays_of_two_horizons_have_them_in_the_one_column_of_the_horizon(monkeypatch: pytest.MonkeyPatch) -> None:
+    hour, five_minutes = (
+        replace(single("margins", k, {}, estimator="borg"), params={"horizon_s": horizon_s})
+        for k, horizon_s in (("0", "3600"), ("1", "300"))
+    )
+    on_record(monkeypatch, margins=[hour, five_minutes])
+    table = module.compare(choose())["margins"]
+    assert table.columns[:3] == ("dataset", "horizon", "estimator")
+    assert [(row["run"], row["horizon"]) for row in table.as_records()] == [("1", "300 s"), ("0", "3600 s")]
+
+
 def test_no_setting_has_the_name_of_a_column() -> None:
     for name in EXPERIMENTS:
         experiment = load_experiment(name)

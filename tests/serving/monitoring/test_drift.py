@@ -63,6 +63,8 @@ def test_older_rows_fade_with_the_cell_clock_and_a_clock_that_jumps_back_changes
     assert drift.numbers().mean == pytest.approx(np.exp(-1) / (1 + np.exp(-1)))
     drift.observe(_x((0, 0, 0)), 0)
     assert drift.numbers().rows == pytest.approx(2 + np.exp(-1))
+    drift.observe(_x((0, 0, 0)), int(FADE_S) * S)  # the clock is back where it was
+    assert drift.numbers().rows == pytest.approx(3 + np.exp(-1))
 
 
 def test_a_sample_of_a_large_call_stands_for_all_of_it() -> None:
@@ -73,6 +75,23 @@ def test_a_sample_of_a_large_call_stands_for_all_of_it() -> None:
     many.observe(np.full((10 * SAMPLE_ROWS, 3), 1, np.float32), 0)
     assert few.numbers().mean == pytest.approx(10 / 11)
     assert many.numbers().mean == pytest.approx(10 * SAMPLE_ROWS / (10 * SAMPLE_ROWS + 1))
+    assert many.numbers().rows == 10 * SAMPLE_ROWS + 1
+
+
+def test_of_one_row_too_many_for_a_sample_every_second_is_measured() -> None:
+    drift, x = Drift(_ranges(), NAMES), np.zeros((SAMPLE_ROWS + 1, 3), np.float32)
+    x[1::2] = 16.0
+    drift.observe(x, 0)
+    assert drift.numbers().outside == 0.0
+    drift.observe(x, 0)  # and now the others
+    assert drift.numbers().outside == pytest.approx(0.5)
+
+
+def test_the_five_features_that_drifted_most_are_named() -> None:
+    ranges = InputRanges(*(np.full(7, v, np.float32) for v in (0.0, 1.0, -1.0, 1.0)))
+    drift = Drift(ranges, "abcdefg")
+    drift.observe(np.array([[0.1, 0.5, 0.2, 0.0, 0.4, 0.3, 0.6]], np.float32), 0)
+    assert [f.name for f in drift.numbers().most] == list("gbefc")
 
 
 def test_samples_go_round_all_rows_of_a_cell() -> None:

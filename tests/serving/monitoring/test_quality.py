@@ -230,6 +230,16 @@ def test_a_recorded_oom_before_the_answer_or_after_its_horizon_is_not_of_it() ->
         assert live.numbers().oom_met.sum() == oom
 
 
+def test_a_window_that_comes_late_is_not_the_last_one_before_a_failure() -> None:
+    live = _live()
+    _answer(live, 900, [[0.5, 0.5], [0.5, 0.5]], oom=0.5)
+    for start_s, memory in ((900, 1.0), (600, 0.125)):  # that of 900 s, at the limit, comes first
+        live.observe(SLOT_0, _windows((start_s, 0.25, memory)))
+    live.failed(SLOT_0, np.array([1_250 * S]), NOT_SAID)
+    live.settle(1_800 * S)
+    assert (live.numbers().oom_judged.sum(), live.numbers().oom_met.sum()) == (1, 1)
+
+
 def test_an_oom_counts_for_the_answer_that_was_pending_and_for_no_later_one() -> None:
     live = _live()
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]], oom=0.75)

@@ -358,3 +358,47 @@ def test_bytes_after_the_end_of_a_stream_are_refused(more: bytes | None) -> None
     refused = refusal(lambda: rows.usage_from_arrow(stream + (stream if more is None else more), 10))
     assert (refused.status, refused.body.error.code) == (400, "malformed_arrow")
     assert "follow the end" in refused.body.error.message
+
+
+BOUNDS: list[tuple[dict[str, Any], bool]] = [
+    ({}, True), ({s.SCHEDULING_CLASS: 3}, True), ({s.SCHEDULING_CLASS: 4}, False), ({s.COLLECTION_ID: -1}, False),
+    ({s.END_US: 0}, False), ({s.CPU_LIMIT: 1e-12, s.MEMORY_LIMIT: 1e18}, True), ({s.CPU_LIMIT: 5e-13}, False),
+    ({s.MEMORY_LIMIT: 2e18}, False), ({s.CPU_LIMIT: None, s.MEMORY_LIMIT: None}, True), ({s.CPU_LIMIT: None}, False),
+    ({s.CPU_MEAN: 1e18}, True), ({s.CPU_MEAN: 2e18}, False), ({s.CPU_PERCENTILES: [0.0] * 10 + [1e18]}, True),
+    ({s.CPU_PERCENTILES: [0.0] * 10 + [2e18]}, False), ({rows.LOGICAL_NAME: "x" * 256}, True),
+    ({rows.LOGICAL_NAME: "x" * 257}, False), ({rows.IN_ALLOC: True}, True), ({rows.IN_ALLOC: False}, True),
+]  # fmt: skip
+
+
+def test_amounts_and_names_have_the_same_bounds_in_json_and_in_a_table() -> None:
+    one = {s.COLLECTION_ID: 1, s.START_US: 0, s.END_US: 10, s.CPU_LIMIT: 1.0, s.MEMORY_LIMIT: 2.0}
+    flat = [{**one, s.INSTANCE_INDEX: k, **of} for k, (of, _) in enumerate(BOUNDS)]
+    types = {
+        s.SCHEDULING_CLASS: pa.int64(), s.INSTANCE_INDEX: pa.int64(), s.CPU_LIMIT: pa.float64(),
+        s.MEMORY_LIMIT: pa.float64(), s.CPU_MEAN: pa.float64(), s.CPU_PERCENTILES: pa.list_(pa.float64()),
+        rows.LOGICAL_NAME: pa.string(), rows.IN_ALLOC: pa.bool_(),
+    }  # fmt: skip
+    table = pa.Table.from_pylist(flat, pa.schema([*SCHEMA, *types.items()]))
+    items = []
+    for row in flat:
+        limit = {of: row.pop(name) for of, name in (("cpu", s.CPU_LIMIT), ("memory", s.MEMORY_LIMIT))}
+        given = {of: amount for of, amount in limit.items() if amount is not None}
+        items.append({**row, "limit": given} if given else row)
+    taken = [k for k, (_, good) in enumerate(BOUNDS) if good]
+    for found in (usage(items), rows.usage_from_arrow(bytes(arrow.write_table(table)), 100)):
+        assert found.row.tolist() == taken
+        assert found.refusals.counts == {"invalid_field": len(BOUNDS) - len(taken)}
+        assert found.windows.limit[:3].tolist() == [[1.0, 2.0], [1.0, 2.0], [1e-12, 1e18]]
+        assert np.isnan(found.windows.limit[3]).all()
+        assert (found.windows.in_alloc[-2:].tolist(), found.in_alloc[-3:].tolist()) == ([True, False], [-1, 1, 0])
+    (named,) = (error for error in found.refusals.errors if error.field == rows.LOGICAL_NAME)
+    assert "logical_name: must have 1 to 256 characters" in named.message
+
+
+def test_a_body_in_other_units_than_the_cells_is_refused_whole() -> None:
+    body = {"windows": [GOOD], "units": {"cpu": "cores", "memory": "GiB"}}
+    refused = refusal(lambda: rows.usage_from_json(json.dumps(body).encode(), UNITS, 10))
+    assert (refused.status, refused.body.error.code) == (422, "other_units")
+    assert "amounts are in cores and bytes, got cores and GiB" in str(refused)
+    body["units"] = {"cpu": "cores", "memory": "bytes"}
+    assert len(rows.usage_from_json(json.dumps(body).encode(), UNITS, 10).row) == 1

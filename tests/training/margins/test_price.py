@@ -45,6 +45,23 @@ def test_a_price_that_was_given_does_not_move() -> None:
     assert all(price.given == (True, False) for price in three_prices(given, given).values())
 
 
+def test_a_price_follows_down_to_a_64th_of_it_or_the_first_rung_and_up_to_the_limit() -> None:
+    # 4 is 16 times the lowest price, 256 is 1,024 times; the limit is at 2^15 times
+    low, high = Price("baseline", (4.0, 256.0)).bounds
+    assert low[0] == pytest.approx([-math.log(16), -math.log(64)])
+    assert high[0] == pytest.approx([11 * math.log(2), 5 * math.log(2)])
+
+
+def test_prices_are_by_tier_where_both_are() -> None:
+    a, b = (Price(name, of, (of,) * len(TIER_LABELS)) for name, of in (("a", (4.0, 1.0)), ("b", (1.0, 9.0))))
+    of_all = {name: price.by_tier for name, price in three_prices(a, b).items()}
+    assert of_all == {
+        name: (of,) * len(TIER_LABELS)
+        for name, of in (("baseline", (4.0, 9.0)), ("medium", (2.0, 9.0)), ("aggressive", (1.0, 9.0)))
+    }
+    assert [price.by_tier for price in three_prices(a, Price("b", (1.0, 9.0))).values()] == [None] * 3
+
+
 @pytest.mark.parametrize("value", [(-1.0, 1.0), (math.inf, 1.0), (math.nan, 1.0), (1.0,)])
 def test_impossible_prices_are_refused(value: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="price 'p'"):

@@ -26,6 +26,13 @@ def test_a_name_without_a_scheme_is_a_path_and_one_with_a_scheme_keeps_it(bucket
     assert location(place) is place
 
 
+def test_a_scheme_in_capitals_is_that_store_and_no_folder_of_this_machine(bucket: Bucket) -> None:
+    name = bucket.url.removeprefix("s3://")
+    assert str(location(f"S3://{name}/Cell/A/")) == f"s3://{name}/Cell/A"
+    with pytest.raises(ConfigError, match=r"^S3:///cell: names no bucket; expected s3://bucket/folder"):
+        location("S3:///cell")
+
+
 def test_what_is_computed_from_a_store_has_a_folder_of_its_own_in_the_cache(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from reclaim.data.errors import ConfigError, TraceError
@@ -117,11 +118,21 @@ def test_a_redirection_is_answered_with_the_address_to_pass_or_as_a_login(locati
         client.json("/api/v1/query", {})
 
 
+def test_a_choice_of_addresses_that_names_none_is_no_api() -> None:
+    with (
+        serving(lambda *_: (300, {"Location": "http://host:port/api/v1/query"}, b"")) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(RefusedError, match="redirects to another address, which is not the API"),
+    ):
+        client.json("/api/v1/query", {})
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("https://user:pw@prometheus.example", "holds a password"),
         ("https://prometheus.example?token=pw", "without \\? and #"),
+        ("https://prometheus.example#pw", "without \\? and #"),
         ("ftp://prometheus.example", "expected http"),
         ("prometheus", "expected http"),
     ],
@@ -171,6 +182,7 @@ def test_failures_that_pass_are_tried_again_and_the_others_are_not() -> None:
     limit = json.dumps({"status": "error", "errorType": "execution", "error": "query processing would load"}).encode()
     refusals: list[Answer] = [
         (422, {}, limit),
+        (413, {}, b""),
         (503, {}, b"timed out"),
         (400, {}, b"exceeded sample limit (5)"),
         (504, {}, b""),
@@ -184,6 +196,52 @@ def test_failures_that_pass_are_tried_again_and_the_others_are_not() -> None:
         with pytest.raises(TraceError, match=f"given up after {client_module.TRIES} tries"):
             client.json("/api/v1/query", {})
         assert len(came) == client_module.TRIES
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503])
+def test_a_status_that_passes_is_tried_again(status: int) -> None:
+    with (
+        serving(lambda _, __, n: ok(7) if n == 2 else (status, {}, b"")) as (url, _),
+        Client(Access(url, pause_s=0.001)) as client,
+    ):
+        assert client.json("/api/v1/query", {}) == 7
+
+
+def test_a_server_that_forbids_a_request_is_answered_with_the_options_of_credentials() -> None:
+    with serving(lambda *_: (403, {}, b"")) as (url, came), Client(Access(url)) as client:
+        with pytest.raises(ConfigError, match="HTTP 403: Forbidden; check --token-file and --header-file"):
+            client.json("/api/v1/query", {})
+        assert len(came) == 1
+
+
+def test_a_server_that_does_not_answer_in_time_is_asked_for_less() -> None:
+    def silent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("silent", request=request)
+
+    with Client(Access("https://prometheus.example")) as client:
+        client._client = httpx.Client(transport=httpx.MockTransport(silent))
+        with pytest.raises(TooMuchError, match="no answer within 150 s"):
+            client.json("/api/v1/query", {})
+        assert client.requests == 1
+
+
+def test_a_long_line_of_a_server_is_cut_to_200_characters() -> None:
+    with Client(Access("https://prometheus.example")) as client:
+        assert client.said("x" * 200) == "x" * 200
+        assert client.said(" \n " + "x" * 201) == "x" * 199 + "…"
+
+
+def test_an_address_may_end_in_a_slash_and_the_bytes_of_its_answers_are_added_up() -> None:
+    """A server answers a path of two slashes with a redirection."""
+    answer = json.dumps({"status": "success", "data": 1}).encode()
+
+    def respond(path: str, *_: object) -> Answer:
+        return (200, {}, answer) if path == "/api/v1/query" else (404, {}, b"")
+
+    with serving(respond) as (url, _), Client(Access(f"{url}/")) as client:
+        assert [client.json("/api/v1/query", {}) for _ in range(2)] == [1, 1]
+        assert client.bytes == 2 * len(answer)
+        assert client.url == url
 
 
 def test_a_server_is_waited_for_as_long_as_it_asks_and_named_by_status_and_title(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -321,6 +322,16 @@ def test_a_pod_that_is_gone_was_evicted_or_finished_where_that_was_said_around_i
 
 
 @pytest.mark.parametrize(
+    ("kind", "end"),
+    [("Job", s.EventType.FINISH), ("CronJob", s.EventType.FINISH), ("Deployment", s.EventType.KILL)],
+)
+def test_a_pod_of_a_job_that_is_gone_finished(kind: str, end: int) -> None:
+    gone = replace(cart(seen_us=T0 * US), workload=Workload("", "shop", kind, "cart"))
+    made = of_tasks(gone, cart("other", seen_us=T0 * US + 2 * GONE_US))
+    assert [event[s.EVENT_TYPE] for event in made.ends()] == [end]
+
+
+@pytest.mark.parametrize(
     ("ended_us", "facts", "over"),
     [
         ([], Facts(), False), ([40], Facts(), False), ([60], Facts(), True), ([60, 40], Facts(), True),
@@ -373,9 +384,10 @@ def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_say
         said = [one(APP | {"reason": reason}, beat(600, 7200, 1, 60))] if reason else []
         _, events, _ = fold(usage | {"restarts": restarts, "ended_reason": said})
         assert (600, s.EventType.FAIL, expected) in told(events)
-    said = [one(APP | {"reason": "Completed"}, beat(600, 7200, 1, 60))]
-    _, events, _ = fold(usage | {"restarts": restarts, "ended_reason": said})
-    assert (600, s.EventType.FINISH, False) in told(events)
+    for reason, kind in (("Completed", s.EventType.FINISH), ("Evicted", s.EventType.EVICT)):
+        said = [one(APP | {"reason": reason}, beat(600, 7200, 1, 60))]
+        _, events, _ = fold(usage | {"restarts": restarts, "ended_reason": said})
+        assert (600, kind, False) in told(events)
 
 
 def test_a_pod_that_is_gone_ended_and_how_is_told_by_what_it_was() -> None:
@@ -590,6 +602,25 @@ def test_the_capacity_of_a_node_without_a_task_is_forgotten_where_it_is_listed_n
     table, _ = made.piece(again, (T0 + PIECE_S) * US, (T0 + 2 * PIECE_S) * US)
     limits = {(row[s.MACHINE_ID], row[s.MEMORY_LIMIT]) for row in table.to_pylist()}
     assert limits == {(machine_id("n1"), 1.5e9), (machine_id("n2"), 2.0**31)}
+
+
+def test_a_node_that_is_listed_later_than_the_first_minutes_is_added_then() -> None:
+    nodes = [one({"node": n, "resource": "cpu"}, beat(at, PIECE_S, 4)) for n, at in (("n1", 60), ("n2", 3000))]
+    _, _, made = fold({"cpu": [one(APP | {"node": "n1"}, counter(0, PIECE_S, 0.3))], "allocatable": nodes})
+    found = [(row[s.MACHINE_NAME], row[s.TIME_US], row[s.EVENT_TYPE]) for row in made.machines]
+    assert found == [
+        ("n1", s.BEFORE_TRACE_US, s.MachineEventType.ADD), ("n2", (T0 + 3000) * US, s.MachineEventType.ADD),
+    ]  # fmt: skip
+
+
+def test_a_collection_was_first_seen_by_the_earliest_window_of_its_tasks() -> None:
+    other = APP | {"pod": "cart-7d9f8b6c5x-zzzzz"}
+    owner = {"owner_kind": "ReplicaSet", "owner_name": "cart-7d9f8b6c5x"}
+    said = [one(labels | owner, beat(0, PIECE_S)) for labels in (APP, other)]
+    for late, early in ((APP, other), (other, APP)):
+        usage = [one(late, counter(900, PIECE_S, 0.3)), one(early, counter(0, PIECE_S, 0.3))]
+        ((first_us, task),) = fold({"cpu": usage, "owner": said})[2].first_seen_us.values()
+        assert (first_us, task.key.pod) == (T0 * US, early["pod"])
 
 
 def test_nodes_of_one_name_in_two_clusters_are_two() -> None:

@@ -111,5 +111,8 @@ def test_series_of_cores_or_of_a_restart_and_a_label_that_changes_are_no_copies(
     (row, *_), _, _ = fold({"cpu": [one(CGROUP | more, counter(0, 7200, 0.1)) for more in of]})
     assert row[s.CPU_MEAN] == pytest.approx(0.3)
     labelled = [one(CGROUP, counter(0, 3600, 0.1)), one(CGROUP | {"team": "a"}, counter(3540, 7200, 0.1))]
-    rows, _, _ = fold({"cpu": labelled})  # two scrapers, one of which had its new label a minute later
+    rows, _, made = fold({"cpu": labelled})  # two scrapers, one of which had its new label a minute later
     assert len(rows) == 24
+    assert [task.twice for task in made.tasks.values()] == [""]
+    labelled[1] = one(CGROUP | {"team": "a"}, counter(3400, 7200, 0.1))  # both are there for 170 s, over half a window
+    assert [task.twice for task in fold({"cpu": labelled})[2].tasks.values()] == ["team"]

@@ -28,6 +28,12 @@ def test_a_collection_without_the_name_of_a_workload_is_called_by_its_number() -
     assert [one.name for one in workloads_of(dataset, np.array([7, 9]))] == ["web", "9"]
 
 
+def test_a_workload_has_the_resources_that_its_autoscaler_holds_and_none_without_one() -> None:
+    scaler = {s.AUTOSCALER: "scaler", s.AUTOSCALED: "cpu,memory"}
+    found = workloads_of(named(of_task(7, 0, **scaler), of_task(9, 0)), np.array([9, 7]))
+    assert [(one.autoscaler, one.autoscaled) for one in found] == [(None, ()), ("scaler", ("cpu", "memory"))]
+
+
 def test_a_task_without_a_pod_is_called_by_its_index() -> None:
     dataset = named(of_task(7, 3, **{s.POD: "web-a"}), of_task(7, 4))
     assert pods_of(dataset, [(7, 3), (7, 4), (7, 5)]) == ["web-a", "4", "5"]
