@@ -18,6 +18,7 @@ import pytest
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, ReclaimError
 from reclaim.serving.client import Client, RefusedRowsError, ServiceError, transport
+from reclaim.serving.wire.arrow import write_table
 from reclaim.serving.wire.cell_schemas import CellQuery, CollectionFacts, TaskFacts, TaskName, UsageWindow, WriteAnswer
 from reclaim.serving.wire.machine_schemas import Candidate, FitRequest, MachineCapacity
 from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse, ReservationRequest, ResourceLimit, Task, Window
@@ -365,11 +366,8 @@ def test_a_table_whose_facts_are_of_another_form_is_said_to_be_one(of: dict[str,
     }  # fmt: skip
 
     def answer(metadata: dict[str, str]) -> httpx.Response:
-        sink = pa.BufferOutputStream()
-        schema = pa.schema([(s.COLLECTION_ID, pa.int64())], metadata)
-        with pa.ipc.new_stream(sink, schema):
-            pass
-        return httpx.Response(200, content=sink.getvalue().to_pybytes())
+        empty = pa.schema([(s.COLLECTION_ID, pa.int64())], metadata).empty_table()
+        return httpx.Response(200, content=write_table(empty).to_pybytes())
 
     about = client_of(ScriptedService(answer(facts))).cell_table().about
     assert (about.clock_us, about.tracked, about.levels, about.errors) == (None, 4, (0.5,), [])
