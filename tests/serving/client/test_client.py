@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -386,7 +386,11 @@ def test_refused_facts_are_an_error_to_the_strict() -> None:
     content = WriteAnswer(
         rows=2, taken=1, late=0, repeated=0, refused={"some_code": 1}, errors=[error], clock_us=None, durable=False
     ).model_dump_json()
-    for call in (lambda c: c.tasks([TaskFacts(collection_id=1)]), lambda c: c.tasks_table(ROWS)):
+    calls: tuple[Callable[[Client], WriteAnswer], ...] = (
+        lambda c: c.tasks([TaskFacts(collection_id=1)]),
+        lambda c: c.tasks_table(ROWS),
+    )
+    for call in calls:
         answer = call(client_of(ScriptedService(httpx.Response(200, content=content))))
         assert answer.refused == {"some_code": 1}
         with pytest.raises(RefusedRowsError, match="some message"):
