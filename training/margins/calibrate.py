@@ -103,14 +103,12 @@ def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray
     """Return the least bare reservation with which a row does not violate once guarded; (n, n_resources), trace units.
 
     The guards (jump, cap, start-up hold) are the served ones, so that what they prevent is not counted twice: 0 where
-    they protect the row whatever was reserved, infinite where they leave it in violation whatever was reserved, NaN
-    where target or limit is unknown.
+    they protect the row whatever was reserved, NaN where target or limit is unknown.
     """
     need = np.where(windows.limit > 0, needed(target, windows.limit), np.nan)
-    least, most = (guarded_amounts(np.full_like(need, bare), windows) for bare in (0.0, np.inf))
+    least = guarded_amounts(np.zeros_like(need), windows)
     with np.errstate(invalid="ignore"):
-        reservation = np.where(violates(need, most), np.inf, need)
-        return np.where(np.isnan(need) | violates(need, least), reservation, 0.0)
+        return np.where(np.isnan(need) | violates(need, least), need, 0.0)
 
 
 def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.bool_]:

@@ -421,7 +421,7 @@ def _at_rungs(setting: Setting, rungs: NDArray[np.float64]) -> Setting:
     """Return a price that stands at places on ladders, (n_tiers, n_resources); as it is where they are unknown."""
     assert isinstance(setting, Price)
     kept = np.isnan(rungs) | np.array(setting.given)
-    by_tier = np.where(kept, np.array(setting.of_tiers), price_of(np.nan_to_num(rungs)))
+    by_tier = np.where(kept, np.array(setting.of_tiers), price_of(rungs))
     return replace(setting, by_tier=tuple(map(tuple, by_tier.tolist())))
 
 

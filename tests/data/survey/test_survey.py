@@ -105,13 +105,29 @@ def test_tasks_inside_an_alloc_instance_do_not_count_twice(
     tmp_path: Path, window: Make, event: Make, write_shard: Write
 ) -> None:
     folder, inside = tmp_path / "cell", {"alloc_collection_id": "55", "alloc_instance_index": "0"}
-    write_shard(folder, "instance_usage-0", [window(600), window(600, collection_id="4", **inside)])
+    used = {"average_usage": {"cpus": 0.3, "memory": 0.1}}
+    write_shard(folder, "instance_usage-0", [window(600), window(600, collection_id="4", **inside, **used)])
     write_shard(folder, "instance_events-0", [event(600, 3), event(600, 3, collection_id="4", **inside)])
     found = survey(dataset(folder))
     assert found["windows"]["in_alloc"] == 1
     assert found["tiers"][0]["task_hours"] == pytest.approx(600 / 3600)
     assert found["tiers"][0]["cpu"]["limit_hours"] == pytest.approx(0.3 * 300 / 3600)
     assert found["timeline"]["cpu_usage"] == [0.1]
+    assert found["used_of_limits"]["cpu"] == found["tiers"][0]["cpu"]["usage_of_limit"] == pytest.approx(1 / 3)
+
+
+def test_usage_is_compared_only_with_a_limit_of_the_same_window_and_up_to_ten_times_of_it(tmp_path: Path) -> None:
+    # three windows of a limit of 0.5 used 0.4, 0.2 and 10; one has no usage and one no limit
+    (tmp_path / "vms").mkdir()
+    rows = "1,0,0.4,0.5\n1,300,,0.5\n1,600,0.9,\n2,0,0.2,0.5\n2,300,10,0.5\n"
+    (tmp_path / "vms" / "a.csv").write_text("vm,t,used,granted\n" + rows)
+    (tmp_path / "mapping.toml").write_text(SERIES.replace("cpu_limit = 4.0", 'cpu_limit = "granted"'))
+    found = survey(dataset(tmp_path / "vms", trace="series", mapping=str(tmp_path / "mapping.toml")))
+    assert found["used_of_limits"]["cpu"] == pytest.approx(10.6 / 1.5)
+    assert found["tiers"][0]["cpu"]["usage_of_limit"] == pytest.approx(10.6 / 1.5)
+    (only,) = found["usage_of_limit"]["cpu"]  # of one tier, so there is no row of all
+    assert (only["tier"], only["windows"], only["largest"], only["percentiles"]["p99"]) == ("unknown", 3, 20.0, 10.0)
+    assert (found["windows"]["no_cpu_limit"], found["windows"]["no_memory_limit"]) == (1, 5)
 
 
 def test_usage_over_limit_is_described_by_percentiles_and_the_share_above(facts: dict[str, Any]) -> None:

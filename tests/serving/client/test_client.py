@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,8 @@ import pytest
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, ReclaimError
 from reclaim.serving.client import Client, RefusedRowsError, ServiceError, transport
-from reclaim.serving.wire.cell_schemas import CellQuery, CollectionFacts, TaskFacts, TaskName, UsageWindow
+from reclaim.serving.wire.arrow import write_table
+from reclaim.serving.wire.cell_schemas import CellQuery, CollectionFacts, TaskFacts, TaskName, UsageWindow, WriteAnswer
 from reclaim.serving.wire.machine_schemas import Candidate, FitRequest, MachineCapacity
 from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse, ReservationRequest, ResourceLimit, Task, Window
 
@@ -326,6 +327,74 @@ def test_an_answer_of_another_kind_is_said_to_be_one() -> None:
         client_of(ScriptedService()).cell_table()
     with pytest.raises(ServiceError, match="status 404, in another form than the service's"):
         client_of(ScriptedService(httpx.Response(404, content=b"<html>"))).state()
+
+
+ROWS = table(usage(1, 0))
+ASKED = {"margin": "medium", "budget": "0.2"}
+
+
+@pytest.mark.parametrize(
+    ("call", "asked"),
+    [
+        (lambda c: c.task(1, margin="medium", budget=0.2), ASKED),
+        (lambda c: c.reservations_table(ROWS, margin="medium", budget=0.2), ASKED | {"quantiles": "false"}),
+        (
+            lambda c: c.usage([usage(1, 0)], answer="cell", margin="medium", budget=0.2, page_size=7, quantiles=True),
+            ASKED | {"answer": "cell", "page_size": "7", "quantiles": "true"},
+        ),
+        (
+            lambda c: c.usage_table(ROWS, answer="cell", margin="medium", budget=0.2, quantiles=True),
+            ASKED | {"answer": "cell", "quantiles": "true"},
+        ),
+        (lambda c: next(c.machines(horizon_s=900)), {"page_size": "1000", "horizon_s": "900"}),
+        (lambda c: c.machines_table(horizon_s=900), {"horizon_s": "900"}),
+        (lambda c: c.machines_table(), {}),
+    ],
+)
+def test_the_margin_budget_and_horizon_that_a_call_names_are_sent(call: Any, asked: dict[str, str]) -> None:
+    script = ScriptedService(httpx.Response(200, content=b"{}"))
+    with pytest.raises(ServiceError, match="is the service of another release"):
+        call(client_of(script))
+    assert dict(script.asked[0].url.params) == asked
+
+
+@pytest.mark.parametrize("of", [{"clock_us": "soon"}, {"levels": "0.5,"}, {"errors": "[{"}, {"errors": "[{}]"}])
+def test_a_table_whose_facts_are_of_another_form_is_said_to_be_one(of: dict[str, str]) -> None:
+    facts = {
+        "model_name": "m", "model_version": "1", "horizon_s": "3600", "levels": "0.5", "cpu_unit": "cores",
+        "memory_unit": "bytes", "clock_us": "-1", "tracked": "4",
+    }  # fmt: skip
+
+    def answer(metadata: dict[str, str]) -> httpx.Response:
+        empty = pa.schema([(s.COLLECTION_ID, pa.int64())], metadata).empty_table()
+        return httpx.Response(200, content=write_table(empty).to_pybytes())
+
+    about = client_of(ScriptedService(answer(facts))).cell_table().about
+    assert (about.clock_us, about.tracked, about.levels, about.errors) == (None, 4, (0.5,), [])
+    with pytest.raises(ServiceError, match="the answer is not a table of reservations"):
+        client_of(ScriptedService(answer(facts | of))).cell_table()
+
+
+def test_readiness_without_an_object_in_its_body_has_no_facts() -> None:
+    for content in (b"[]", b"<html>"):
+        found = client_of(ScriptedService(httpx.Response(200, content=content))).ready()
+        assert (found.ready, found.about) == (True, {})
+
+
+def test_refused_facts_are_an_error_to_the_strict() -> None:
+    error = ErrorBody(code="some_code", message="some message", field=None, row=1, task=None, window=None)
+    content = WriteAnswer(
+        rows=2, taken=1, late=0, repeated=0, refused={"some_code": 1}, errors=[error], clock_us=None, durable=False
+    ).model_dump_json()
+    calls: tuple[Callable[[Client], WriteAnswer], ...] = (
+        lambda c: c.tasks([TaskFacts(collection_id=1)]),
+        lambda c: c.tasks_table(ROWS),
+    )
+    for call in calls:
+        answer = call(client_of(ScriptedService(httpx.Response(200, content=content))))
+        assert answer.refused == {"some_code": 1}
+        with pytest.raises(RefusedRowsError, match="some message"):
+            call(client_of(ScriptedService(httpx.Response(200, content=content)), strict=True))
 
 
 def test_a_write_is_safe_to_repeat(client: Client, waits: list[float]) -> None:

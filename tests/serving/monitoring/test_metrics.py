@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,21 +13,25 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reclaim.serving.monitoring.drift import DriftNumbers, FeatureDrift
 from reclaim.serving.monitoring.metrics import (
+    ANSWER_PHASES,
     BUCKETS_S,
     OUTCOMES,
     PHASES,
     PREFIX,
     PROMOTIONS,
+    RECORDINGS,
     ROLES,
     SHOWN,
     Metrics,
     Shown,
     drift_shown,
     machine_margins_shown,
+    machines_shown,
+    prices_shown,
     quality_shown,
 )
 from reclaim.serving.monitoring.quality import LiveQuality
-from reclaim.serving.wire.cell_schemas import MachineMargin
+from reclaim.serving.wire.cell_schemas import CellPrice, MachineMargin
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
@@ -122,7 +127,7 @@ def test_metrics_of_the_process_are_shown() -> None:
 
 def test_requests_are_timed_by_route_method_and_class_and_refusals_counted_by_code() -> None:
     metrics = Metrics()
-    for status, seconds in ((200, 0.0005), (201, 0.0011), (422, 0.1), (429, 99.0), (500, 0.2)):
+    for status, seconds in ((200, 0.0005), (201, 0.0011), (400, 0.1), (429, 99.0), (500, 0.2), (503, 0.1)):
         metrics.request("/v1/usage", "POST", status, seconds)
     labels = {"endpoint": "/v1/usage", "method": "POST", "status": "2xx"}
     assert _value(metrics, "request_duration_seconds_count", **labels) == 2
@@ -132,7 +137,7 @@ def test_requests_are_timed_by_route_method_and_class_and_refusals_counted_by_co
     labels["status"] = "4xx"
     assert _value(metrics, "request_duration_seconds_bucket", le="30.0", **labels) == 1
     assert _value(metrics, "request_duration_seconds_bucket", le="+Inf", **labels) == 2
-    codes = {"422": 1, "429": 1, "500": None}
+    codes = {"201": None, "400": 1, "429": 1, "500": None, "503": 1}
     assert {code: _value(metrics, "requests_refused_total", code=code) for code in codes} == codes
 
 
@@ -163,6 +168,25 @@ def test_windows_phases_and_promotions_are_there_from_the_start_and_add_up() -> 
     assert _value(metrics, "write_phase_duration_seconds_sum", phase="fold") == 0.25
     assert [_value(metrics, "write_phase_duration_seconds_count", phase=p) for p in PHASES] == [0, 0, 0, 1, 0, 0]
     assert _value(metrics, "promotions_total", outcome="refused") == 1
+    assert {o: _value(metrics, "recorded_windows_total", outcome=o) for o in RECORDINGS} == {"written": 0, "dropped": 0}
+    metrics.recorded("dropped", 7)
+    metrics.recorded("dropped", 2)
+    assert _value(metrics, "recorded_windows_total", outcome="dropped") == 9
+    metrics.above_limit([3, 0])
+    above = {r: _value(metrics, "windows_above_limit_total", resource=r) for r in ("cpu", "memory")}
+    assert above == {"cpu": 3, "memory": 0}
+
+
+def test_a_part_of_an_answer_is_timed_unless_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, clock = Metrics(), iter([10.0, 10.25, 20.0])
+    monkeypatch.setattr("reclaim.serving.monitoring.metrics.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    with metrics.answering("features"):
+        pass
+    with pytest.raises(ValueError, match="no answer"), metrics.answering("encode"):
+        raise ValueError("no answer")
+    counts = [_value(metrics, "answer_phase_duration_seconds_count", phase=p) for p in ANSWER_PHASES]
+    assert dict(zip(ANSWER_PHASES, counts, strict=True)) == {"decode": 0, "features": 1, "answer": 0, "encode": 0}
+    assert _value(metrics, "answer_phase_duration_seconds_sum", phase="features") == 0.25
 
 
 def test_values_are_asked_for_only_when_prometheus_asks() -> None:
@@ -209,6 +233,9 @@ def test_the_shadow_is_shown_next_to_the_served_model() -> None:
         assert {sample.labels["role"] for sample in families[PREFIX + name].samples} == set(ROLES)
     features = {s.labels["feature"]: s.value for s in families[f"{PREFIX}drift_feature_deviations"].samples}
     assert features == {"cpu_last": -1.5, "age": 0.25}
+    drift = {"drift_rows": 2.0, "drift_outside_ratio": 0.25, "drift_mean_deviations": 1.5}
+    for name, value in drift.items():
+        assert {sample.value for sample in families[PREFIX + name].samples} == {value}
 
 
 def test_nothing_is_lost_between_threads() -> None:
@@ -228,6 +255,30 @@ def test_nothing_is_lost_between_threads() -> None:
     labels = {"endpoint": "/v1/usage", "method": "POST", "status": "2xx"}
     assert _value(metrics, "request_duration_seconds_count", **labels) == 8_000
     assert _value(metrics, "windows_total", outcome="taken") == 24_000
+
+
+def test_a_price_is_shown_with_its_factor_of_the_models_own_and_what_it_spent_of_its_budget() -> None:
+    of: dict[str, Any] = {"tier": "prod", "resource": "cpu", "own": None}
+    prices = (
+        CellPrice(**of, margin="baseline", start=4.0, now=6.0, budget=0.01, violated=0.02),
+        CellPrice(**of, margin="medium", start=0.0, now=2.0, budget=None, violated=None),
+        CellPrice(**of, margin="aggressive", start=2.0, now=1.0, budget=0.1, violated=None),
+    )
+    baseline, medium, aggressive = ((margin, "prod", "cpu") for margin in MARGIN_NAMES)
+    assert prices_shown(prices) == {
+        "price_limits": {baseline: 6.0, medium: 2.0, aggressive: 1.0},
+        "price_moved_ratio": {baseline: 1.5, aggressive: 0.5},
+        "price_budget_spent_ratio": {baseline: pytest.approx(2.0)},
+    }
+
+
+def test_totals_of_machines_are_by_margin_and_resource() -> None:
+    shown = machines_shown(np.array([8.0, 9.0]), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    assert shown["machines_limit_amount"] == {("cpu",): 8.0, ("memory",): 9.0}
+    assert shown["machines_reclaimable_amount"] == {
+        ("baseline", "cpu"): 1.0, ("baseline", "memory"): 2.0, ("medium", "cpu"): 3.0, ("medium", "memory"): 4.0,
+        ("aggressive", "cpu"): 5.0, ("aggressive", "memory"): 6.0,
+    }  # fmt: skip
 
 
 def test_outcomes_of_machines_are_told_apart_by_horizon_margin_and_resource() -> None:

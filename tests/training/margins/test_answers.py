@@ -67,6 +67,31 @@ def test_chosen_rows_answer_as_they_do_among_all(make) -> None:  # type: ignore[
             assert answers.take(chosen).under(settings, name, windows.take(chosen)).tolist() == whole[chosen].tolist()
         of_these = answers.take(rows).take(np.array([2, 0]))
         assert of_these.under(settings, name, windows.take(np.array([7, 5]))).tolist() == whole[[7, 5]].tolist()
+    need = rng.uniform(0.1, 3.9, (9, 2))
+    for budget in ("baseline", "aggressive"):
+        score = answers.score(budget, need, windows.limit)
+        of_rows = answers.take(rows).score(budget, need[rows], windows.limit[rows])
+        assert of_rows.tolist() == score[rows].tolist()
+
+
+def test_answers_of_parts_are_joined_in_their_order_for_each_budget() -> None:
+    def part(*reservation: float) -> Estimate:
+        return Estimate(np.array([reservation]), np.full((1, 2), MODEL, np.uint8))
+
+    alike = Widened.alike(part(5.0, 6.0))
+    parts = [Widened({"baseline": part(1.0, 2.0), "aggressive": part(3.0, 4.0)}), alike]
+    whole = Widened.joined(parts)
+    assert whole.of["baseline"].reservation.tolist() == [[1.0, 2.0], [5.0, 6.0]]
+    assert whole.of["aggressive"].reservation.tolist() == [[3.0, 4.0], [5.0, 6.0]]
+    assert parts == []  # so that their memory is freed
+    assert not whole.is_alike
+    assert Widened.joined([alike, alike]).is_alike
+
+
+def test_chosen_rows_of_answers_that_both_budgets_share_are_shared() -> None:
+    answers = Widened.alike(Estimate(np.ones((3, 2)), np.full((3, 2), MODEL, np.uint8)))
+    assert answers.is_alike
+    assert answers.take(slice(1, 3)).is_alike
 
 
 def test_ladders_of_parts_are_joined_in_their_order_with_their_risks() -> None:
@@ -84,6 +109,9 @@ def test_ladders_of_parts_are_joined_in_their_order_with_their_risks() -> None:
             assert found is not None
             assert found[0].tobytes() == np.concatenate(risks).tobytes()
             assert found[1].tolist() == [6, 0]
+            every = whole.risk_of_rows()
+            assert every is not None
+            assert every[1].tolist() == list(range(8))
         else:
             assert found is None
 
@@ -105,3 +133,8 @@ def test_a_row_that_nothing_is_known_of_asks_for_nothing() -> None:
     priced = Priced(np.full((1, 2, N_RUNGS), np.nan, np.float32))
     for answers in (widened, priced):
         assert answers.score("baseline", np.ones((1, 2)), np.full((1, 2), 4.0)).tolist() == [[-np.inf, -np.inf]]
+
+
+def test_a_row_that_needs_nothing_asks_for_no_margin_even_where_nothing_is_reserved() -> None:
+    answers = Widened.alike(Estimate(np.array([[0.0, 2.0]]), np.full((1, 2), MODEL, np.uint8)))
+    assert answers.score("baseline", np.zeros((1, 2)), np.full((1, 2), 4.0)).tolist() == [[-np.inf, -np.inf]]

@@ -21,6 +21,8 @@ from reclaim.training.margins.calibrate import (
     choose_best,
     guarded_reservations,
     known_rows,
+    merit,
+    needed_reservation,
     reclaimed_share,
     violation_share,
 )
@@ -166,12 +168,44 @@ def test_shares_leave_out_what_is_unknown() -> None:
     assert np.isnan(violation_share(reservation, limit, np.full((3, 2), np.nan))).all()
 
 
+def test_a_row_whose_limit_is_zero_judges_no_setting() -> None:
+    windows, target = _windows(3), np.full((3, 2), 0.5)
+    windows.limit[0, 1] = 0.0
+    assert known_rows(windows, target).tolist() == [[True, False], [True, True], [True, True]]
+    assert np.isnan(needed_reservation(windows, target)).tolist() == [[False, True], [False, False], [False, False]]
+    # memory: one of the two rows that are left violates
+    held = np.array([[5.0, 0.0], [5.0, 5.0], [5.0, 4.0]])
+    assert violation_share(held, windows.limit, target).tolist() == [0.0, 0.5]
+    assert calibrate(_both(held), windows, target).rows == (3, 2)
+
+
 def test_the_base_that_reclaims_most_is_chosen_for_each_resource() -> None:
     target = np.linspace(0.1, 0.4, 2000)[:, None].repeat(2, axis=1)
     low = calibrate(_both(np.full((2000, 2), 2.0)), _windows(2000), target)
     high = replace(low, reclaimed={k: (v[0] + 0.1, v[1] - 0.1) for k, v in low.reclaimed.items()})
     assert choose_best({"low": low, "high": high}, "aggressive", 0.01) == ["high", "low"]
     assert choose_best({"first": low, "second": low}, "baseline", 0.001) == ["first", "first"]
+
+
+def test_a_candidate_that_loses_just_the_budget_keeps_it_and_one_that_reclaims_nothing_known_comes_last() -> None:
+    assert merit(0.01, 0.3, 0.01) == (0.0, 0.3)
+    assert merit(0.011, 0.3, 0.01) == (-0.011, 0.3)
+    assert merit(0.0, np.nan, 0.01) == (0.0, -np.inf)
+
+
+def test_as_many_rows_may_violate_as_the_budget_says_where_its_product_is_rounded_down() -> None:
+    # 0.29 * 100 is 28.999999999999996
+    target = np.linspace(0.01, 1.0, 100)[:, None].repeat(2, axis=1)
+    found = calibrate(_both(np.full((100, 2), 1.0)), _windows(100), target, Budgets(0.29, 0.29))
+    assert found.violation["baseline"] == (0.29, 0.29)
+
+
+def test_under_medium_the_answers_are_lost_of_the_budget_that_loses_more() -> None:
+    # one row of four has nothing reserved for the baseline, two of four for the aggressive margin
+    held = [np.array(of)[:, None].repeat(2, axis=1) for of in ([0.0, 2.0, 2.0, 2.0], [0.0, 0.0, 2.0, 2.0])]
+    bases = Widened({name: _estimate(of) for name, of in zip(("baseline", "aggressive"), held, strict=True)})
+    found = calibrate(bases, _windows(4), np.full((4, 2), 0.5), Budgets(0.5, 0.5))
+    assert found.lost == {"baseline": (0.25, 0.25), "aggressive": (0.5, 0.5), "medium": (0.5, 0.5)}
 
 
 def test_a_candidate_that_no_margin_brings_within_the_budget_is_not_chosen_however_much_it_reclaims() -> None:
@@ -217,6 +251,7 @@ def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_doe
     made = calibrate(estimate, windows, target)
     assert _margins(made)["aggressive"].share == pytest.approx((1.0, 0.0))
     assert any(note.startswith("memory: no row has a limit") for note in made.notes)
+    assert made.lost["aggressive"] == (0.0, 0.0)
     windows.limit[:] = np.nan
     with pytest.raises(
         HistoryTooShortError, match=r"cpu: 0 of 5 validation rows .*, expected at least 1; no row has a limit"
@@ -254,17 +289,18 @@ def test_each_margin_rests_on_its_own_base_and_medium_is_half_way_between_their_
 
 
 def test_tiers_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_together() -> None:
-    # tiers 0 and 1 have 1,000 rows each and a budget of 2 %: 20 rows to spend; tiers 2 and 3 have 500, so 20 together
+    # tiers 0 and 1 have 1,000 rows each and a budget of 2 %: 20 rows to spend; tiers 2 and 3 have 500, so 20 together.
+    # All 3,000 rows would have the 5.0 of tier 1
     windows = _windows(3_000)
     windows.tier[:] = np.repeat([0, 1, 2, 3], [1_000, 1_000, 500, 500])
-    need = np.concatenate([np.full(1_000, 0.1), np.full(1_000, 0.2), np.full(500, 0.3), np.full(500, 0.4)])
+    need = np.concatenate([np.full(1_000, 0.1), np.full(1_000, 0.5), np.full(500, 0.3), np.full(500, 0.4)])
     target = np.stack([need, need], axis=1)
     target[[0, 1_000, 2_000], 0] = 0.9  # one row of three groups: within the budget, wherever it is
     found = calibrate(_both(np.full((3_000, 2), 1.0)), windows, target, Budgets(0.02, 0.02), by_tier=True)
     margin = _margins(found)["baseline"]
     assert margin.by_tier is not None
     factor = margin.factor(windows)
-    assert factor[[0, 1_000, 2_000, 2_500], 0].tolist() == pytest.approx([1.0, 2.0, 4.0, 4.0])
+    assert factor[[0, 1_000, 2_000, 2_500], 0].tolist() == pytest.approx([1.0, 5.0, 4.0, 4.0])
     assert _margins(found)["medium"].by_tier == margin.by_tier
 
 
@@ -332,6 +368,7 @@ def test_prices_of_ten_rows_worked_by_hand() -> None:
     assert found.violation["baseline"] == (0.1, 0.1)
     assert found.violation["aggressive"] == (0.5, 0.5)
     assert found.reclaimed["baseline"] == pytest.approx((0.1, 0.1), rel=1e-4)
+    assert found.lost["baseline"] == (0.0, 0.0)  # the highest price reserves what the last row needs
 
 
 @pytest.mark.parametrize("by_tier", [False, True])

@@ -92,6 +92,10 @@ def test_what_came_fades_by_a_day_of_slots_for_each_slot_that_passed() -> None:
     online.reach(13 * slot_us)
     for name in ("outcomes", "exceeded", "met"):
         np.testing.assert_allclose(online.memory()[name], 4.0 * (1 - 1 / 288) ** 3)
+    online.memory()["slots"][:] = 4.0
+    online.reach(16 * slot_us)  # each of the three slots counts, and fades like those before it
+    fade = 1 - 1 / 288
+    np.testing.assert_allclose(online.memory()["slots"], 4.0 * fade**3 + fade**2 + fade + 1)
 
 
 def test_a_violation_raises_the_logarithm_and_each_kept_answer_lowers_it(make_windows: Maker) -> None:

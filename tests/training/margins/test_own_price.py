@@ -196,6 +196,17 @@ def test_in_the_first_hour_the_own_price_is_solved_again_at_every_slot() -> None
     assert online.own_rungs[1, TIER, 0] == pytest.approx(19.75, abs=1e-3)
 
 
+def test_the_own_price_rests_on_no_answer_of_the_slot_under_way() -> None:
+    risk = np.zeros((1, 2, N_RUNGS), np.uint16)
+    risk[0, :, :20] = round(0.48 * UNIT)
+    online = OnlineMargins(BEGIN, Budgets(0.024, 0.3), own=True)
+    online.hold(np.zeros(1, np.int64), Priced(np.ones((1, 2, N_RUNGS), np.float32), None, risk), _slots([1], [3]))
+    online.reach(SLOT_US + SLOT_US // 2)
+    assert np.isnan(online.own_rungs).all()
+    online.reach(2 * SLOT_US)
+    assert online.own_rungs[1, TIER, 0] == pytest.approx(19.375, abs=1e-3)
+
+
 def test_what_was_promised_of_an_answer_between_slots_stays_while_other_tiers_answer() -> None:
     # the answer in slot 1 counts in slot 2, in which the tier gives none; the next one comes within its horizon
     at = [1, 13, *range(1, 17)]

@@ -41,6 +41,33 @@ def test_of_equal_candidates_the_first_is_chosen() -> None:
     assert choose_settings([same, same], [A, B], windows, same / 10)["baseline"] == (A, A)
 
 
+def test_a_candidate_that_loses_fewer_rows_than_the_budget_that_is_given_may_be_chosen() -> None:
+    # all need 4: "idle" says so for eight of ten and nothing for two, which is more than the default budgets allow
+    windows = empty_windows(10)
+    windows.limit[:], windows.percentiles[:, P90], windows.end_us[:] = 10.0, 0.0, 1
+    idle, level = np.full((10, 2), 4.0), np.full((10, 2), 8.0)
+    idle[:2] = 0.0
+    target = np.full((10, 2), 0.4)
+    assert choose_settings([idle, level], [A, B], windows, target, Budgets(0.3, 0.3))["aggressive"] == (A, A)
+    assert choose_settings([idle, level], [A, B], windows, target)["aggressive"] == (B, B)
+
+
+def test_facts_of_a_tuning_have_lists_as_json_does() -> None:
+    facts = tuning_facts({"baseline": ({"levels": (0.5, 0.9)}, B), "aggressive": (B, B)})
+    assert facts["baseline"]["cpu"]["levels"] == [0.5, 0.9]
+
+
+def test_a_tuned_estimator_continues_where_its_state_was_taken(make_windows: Callable[..., Windows]) -> None:
+    windows = make_windows(np.random.default_rng(3).random(30), np.random.default_rng(4).random(30))
+    slot, first, rest = np.zeros(15, np.int64), np.arange(15), np.arange(15, 30)
+    whole, again = TunedEstimator("borg", TUNING), TunedEstimator("borg", TUNING)
+    whole.update(slot, windows.take(first))
+    again.restore(whole.state())
+    for budget, of in again.answer_each(slot, windows.take(rest)).of.items():
+        expected = TunedEstimator("borg", TUNING).answer_each(np.zeros(30, np.int64), windows).of[budget]
+        np.testing.assert_array_equal(of.reservation, expected.reservation[rest])
+
+
 def test_each_resource_is_answered_by_the_settings_chosen_for_it(make_windows: Callable[..., Windows]) -> None:
     rng = np.random.default_rng(1)
     windows = concatenate([make_windows(rng.random(30), rng.random(30), task=task) for task in range(3)])
