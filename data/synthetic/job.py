@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reclaim.data.core.files import replaced_folder
+from reclaim.data.core.files import remove_left_behind, replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.cell import Cell
 from reclaim.data.synthetic.google_v3_writer import SCHEMAS, USAGE, TableWriter
@@ -172,6 +172,7 @@ def write_cell(
     out = Path(out)
     there = _existing(out, config)
     if there is not None:
+        remove_left_behind(out)
         return there
     with replaced_folder(out) as folder:
         manifest = _write_tables(folder, config, progress)

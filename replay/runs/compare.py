@@ -12,10 +12,10 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.replay.experiment import COMPARED, ORACLE, Column
 from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
-from reclaim.replay.runs.record import FINISHED, TAG_PARENT, TAG_PLACE, dataset_of, horizon_of, shown_datasets, words_of
+from reclaim.replay.runs.record import TAG_PARENT, TAG_PLACE, dataset_of, horizon_of, shown_datasets, words_of
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.client import default_tracking_uri
-from reclaim.training.tracking.runs import RunRecord
+from reclaim.training.tracking.runs import FINISHED, RunRecord
 
 _KINDS: Final = (*COMPARED, "limit", ORACLE)
 """Order of the contenders in a table; other kinds come last."""

@@ -10,9 +10,8 @@ from reclaim.data.core.files import content_sha256, locked_folder
 from reclaim.replay.experiment import BY_MACHINE, ONLINE, Experiment, Results, rests_on
 from reclaim.replay.report.page import ReplayReport
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.runs import DatasetFacts, RunRecord
+from reclaim.training.tracking.runs import FINISHED, DatasetFacts, RunRecord
 
-FINISHED: Final = "FINISHED"
 TAG_INPUTS: Final = "inputs_sha256"
 """Tag that identifies everything that decided a run's results."""
 TAG_PARENT: Final = "whole_experiment"

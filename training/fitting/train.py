@@ -202,7 +202,7 @@ def _fit_and_record(
 ) -> TrainReport:  # fmt: skip
     """Fit, make ready and record, in the run that was cut off before, if any; return the report."""
     learner = learner_of(config.estimator)
-    cut_off = [run.run_id for run in before if run.status != "FINISHED"]
+    cut_off = [run.run_id for run in before if run.status != tracking.FINISHED]
     run_name = config.run_name(source.name for source in sources)
     with tracking.start_run(
         config.experiment, run_name, tags=_tags(sources, key), run_id=next(iter(cut_off), None)
@@ -225,7 +225,7 @@ def _fit_and_record(
 def _finished_report(runs: Sequence[tracking.RunRecord], say: Callable[[str], object]) -> TrainReport | None:
     """Return the report of the newest finished run whose model can still be read; None where there is none."""
     for run in runs:
-        if run.status == "FINISHED":
+        if run.status == tracking.FINISHED:
             try:
                 report = TrainReport(**tracking.load_dict(run.run_id, _REPORT))
                 load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])

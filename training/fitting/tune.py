@@ -285,12 +285,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Source]) -> str:
-    """Return the run above those of the trials, made where the store has none."""
+    """Return the run above those of the trials, made where the store has none, and completed where it was cut off."""
     before = [run for run in tracking.find_runs(EXPERIMENT, tags={tracking.KEY_TAG: key}) if _TRIAL_TAG not in run.tags]
-    if before:
+    if before and before[0].status == tracking.FINISHED:
         return before[0].run_id
+    cut_off = before[0].run_id if before else None
     tags = {tracking.KEY_TAG: key, "dataset": ",".join(source.dataset.fingerprint for source in sources)}
-    with tracking.start_run(EXPERIMENT, config.run_name(source.name for source in sources), tags=tags) as run:
+    name = config.run_name(source.name for source in sources)
+    with tracking.start_run(EXPERIMENT, name, tags=tags, run_id=cut_off) as run:
         run.log_datasets([source.facts for source in sources], context="training")
         run.log_params(config.settings())
         run.log_params({f"range.{name}": repr(range_) for name, range_ in ranges.items()})

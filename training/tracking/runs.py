@@ -40,6 +40,8 @@ CANDIDATE: Final = "candidate"
 
 ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's codes for an unknown model, version, alias and run."""
+FINISHED: Final = "FINISHED"
+"""MLflow's status of a run that ended without an error; one of a killed process stays RUNNING."""
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""

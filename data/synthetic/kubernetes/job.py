@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reclaim.data.core.files import replaced_folder
+from reclaim.data.core.files import remove_left_behind, replaced_folder
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.job import LONGEST_DAYS
 from reclaim.data.synthetic.kubernetes.cluster import DAY_S, GIB, pods, workloads
@@ -102,6 +102,7 @@ def write_history(
         found = manifest if isinstance(manifest, dict) else {}
         if found.get("options") != wanted or found.get("layout") != "kubernetes":
             raise ConfigError(f"{out}: holds something other than this history; name another folder or remove it")
+        remove_left_behind(out)
         return SyntheticHistoryReport(out, **{k: found[k] for k in _FACTS}, wrote=False)
     with replaced_folder(out) as folder:
         facts = _write(folder, config, progress) | {"options": wanted}

@@ -41,7 +41,7 @@ from reclaim.training.margins.value import Value
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import sqlite_uri
+from reclaim.training.tracking.client import sqlite_uri, store_client
 from tests.series import CPU, dataset_of, write_raw
 
 TREES = TrainConfig(estimator="trees", trees=TreeConfig(iterations=50, max_samples=400), fit=FitConfig(epochs=2))
@@ -279,6 +279,29 @@ def test_a_search_that_was_killed_goes_on_and_ends_the_same(
     assert len(runs) == 6
     again = tune([dataset], config, trials=6, config_file=tmp_path / "again.toml")
     assert (again.new, again.best, again.run_id) == (0, whole.best, whole.run_id)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("killed_in", ["log_datasets", "log_params"])
+def test_a_search_that_was_killed_before_its_run_had_all_settings_records_them_when_run_again(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    config = replace(TREES, seed=50 + len(killed_in))
+
+    def killed(*_args: object, **_context: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking.Run, killed_in, killed)
+        with pytest.raises(KeyboardInterrupt):
+            tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
+    report = tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
+    searches = [run for run in tracking.find_runs(EXPERIMENT) if run.params.get("seed") == str(config.seed)]
+    assert [(run.run_id, run.status) for run in searches] == [(report.run_id, "FINISHED")]
+    assert "range.trees.leaves" in searches[0].params
+    inputs = store_client().get_run(report.run_id).inputs
+    assert inputs is not None
+    assert len(inputs.dataset_inputs) == 1
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from reclaim.data.core import files
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.kubernetes.job import (
     END,
@@ -54,6 +56,23 @@ def test_the_same_options_give_the_same_bytes_and_others_do_not(history: Path, t
         SyntheticHistoryConfig(days=1e-9)
     with pytest.raises(ConfigError, match="seed must be at least 0, got -1"):
         SyntheticHistoryConfig(seed=-1)
+
+
+def test_a_run_after_one_killed_with_the_cluster_in_place_removes_what_that_one_left_next_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(fresh: Path, path: Path) -> None:
+        fresh.rename(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "replace_folder", killed)
+        patch.setattr(shutil, "rmtree", lambda *_paths, **_options: None)  # a killed process tidies nothing up
+        with pytest.raises(KeyboardInterrupt):
+            write_history(tmp_path / "cluster", CONFIG)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cluster", "cluster.partial"]
+    assert not write_history(tmp_path / "cluster", CONFIG).wrote
+    assert [p.name for p in tmp_path.iterdir()] == ["cluster"]
 
 
 @pytest.mark.parametrize("seed", [25, 27, 29])
