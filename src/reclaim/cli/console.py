@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
@@ -101,21 +102,22 @@ class Progress:
 def place(name: str) -> Path:
     """Return the folder that an argument names, here or in an object store."""
     from reclaim.data.core.stores.places import location
-    from reclaim.data.errors import ConfigError
 
-    try:
-        return location(name)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from error
+    return _as_argument(location, name)
 
 
 def here(name: str) -> Path:
     """Return the file or folder of this machine that an argument names; one in an object store is refused."""
     from reclaim.data.core.stores.places import on_this_machine
+
+    return _as_argument(on_this_machine, name)
+
+
+def _as_argument(of: Callable[[str], Path], name: str) -> Path:
     from reclaim.data.errors import ConfigError
 
     try:
-        return on_this_machine(name)
+        return of(name)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import shutil
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -16,11 +15,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from reclaim.data.core import files
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import TIERS, EventType
 from reclaim.data.synthetic.job import MANIFEST, SyntheticCellConfig, write_cell
 from reclaim.data.synthetic.shapes import CPU_RATIO, MEMORY_RATIO, RESOURCE_VALUE, read_table, resource_code
+from tests.folders import killed_with_the_folder_in_place
 
 TABLES = ("instance_usage", "instance_events", "collection_events", "machine_events", "machine_attributes")
 SCHEDULE, EVICT, FAIL, FINISH = EventType.SCHEDULE, EventType.EVICT, EventType.FAIL, EventType.FINISH
@@ -98,18 +97,9 @@ def test_a_run_after_a_killed_one_gives_the_same_bytes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cell", "fresh"]
 
 
-def test_a_run_after_one_killed_with_the_cell_in_place_removes_what_that_one_left_next_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(fresh: Path, path: Path) -> None:
-        fresh.rename(path)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "replace_folder", killed)
-        patch.setattr(shutil, "rmtree", lambda *_paths, **_options: None)  # a killed process tidies nothing up
-        with pytest.raises(KeyboardInterrupt):
-            write_cell(tmp_path / "cell", SMALL)
+def test_a_run_after_one_killed_with_the_cell_in_place_removes_what_that_one_left_next_to_it(tmp_path: Path) -> None:
+    with killed_with_the_folder_in_place(), pytest.raises(KeyboardInterrupt):
+        write_cell(tmp_path / "cell", SMALL)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cell", "cell.partial"]
     assert not write_cell(tmp_path / "cell", SMALL).wrote
     assert [p.name for p in tmp_path.iterdir()] == ["cell"]

@@ -20,6 +20,15 @@ def ok(data: Any, **more: Any) -> Answer:
     return 200, {"Content-Type": "application/json"}, json.dumps({"status": "success", "data": data, **more}).encode()
 
 
+def of_plan(path: str, headers: dict[str, str]) -> Answer | None:
+    """Return the answer to the queries of a plan, and 404 to all but queries; None for a read of samples."""
+    if path != "/api/v1/query":
+        return 404, {}, b"not here"
+    if "count" in headers["body"] or "vector" in headers["body"]:
+        return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+    return None
+
+
 def always(answer: Answer, *_: object) -> Answer:
     return answer
 

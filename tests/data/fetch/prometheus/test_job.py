@@ -20,7 +20,7 @@ from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
 from reclaim.data.fetch.prometheus.probe import choose
 from reclaim.data.traces.dialect import load_dialect
 from reclaim.data.traces.history import RawSeries
-from tests.data.fetch.prometheus.answering import Answer, ok, serving
+from tests.data.fetch.prometheus.answering import Answer, of_plan, ok, serving
 
 
 def _of_clusters(values: list[dict[str, str]], path: str, headers: dict[str, str], _: int) -> Answer:
@@ -53,10 +53,8 @@ def test_an_answer_in_part_ends_a_fetch_and_keeps_the_pieces_before_it(
     reads: list[str] = []
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
-        if path != "/api/v1/query":
-            return 404, {}, b"not here"
-        if "count" in headers["body"] or "vector" in headers["body"]:
-            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        if (answer := of_plan(path, headers)) is not None:
+            return answer
         reads.append(headers["body"])
         labels = {"__name__": "x", "pod": "a", "container": "b"}
         down = {"warnings": ["store b is down"]} if "time=1793577599.999" in reads[-1] and len(reads) > 10 else {}
@@ -75,10 +73,8 @@ def test_a_history_goes_on_from_no_other_server(tmp_path: Path, monkeypatch: pyt
     past_s = 1_793_577_600  # 2026-11-02
 
     def respond(pod: str, path: str, headers: dict[str, str], _: int) -> Answer:
-        if path != "/api/v1/query":
-            return 404, {}, b"not here"
-        if "count" in headers["body"] or "vector" in headers["body"]:
-            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        if (answer := of_plan(path, headers)) is not None:
+            return answer
         values = [[moment, "1"] for moment in range(past_s - 14_400, past_s, 60)]
         return ok({"resultType": "matrix", "result": [{"metric": {"pod": pod, "container": "b"}, "values": values}]})
 
@@ -124,10 +120,8 @@ def test_a_fetch_that_goes_on_says_what_the_whole_history_lacks(tmp_path: Path) 
     past_s = 1_793_577_600  # 2026-11-02
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
-        if path != "/api/v1/query":
-            return 404, {}, b"not here"
-        if "count" in headers["body"] or "vector" in headers["body"]:
-            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        if (answer := of_plan(path, headers)) is not None:
+            return answer
         first = past_s - 14_400 if "container_" in headers["body"] else past_s  # of kube-state-metrics there is nothing
         first = past_s - 7_200 - 60 if "kube_pod_info" in headers["body"] else first  # and of one in the first piece
         past = past_s - 7_200 if "kube_pod_info" in headers["body"] else past_s
@@ -153,10 +147,8 @@ def test_a_fetch_says_since_when_there_is_usage_and_where_it_is_missing(tmp_path
     there = [range(past_s - 21_600, past_s - 14_400, 60), range(past_s - 7_200, past_s, 60)]
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
-        if path != "/api/v1/query":
-            return 404, {}, b"not here"
-        if "count" in headers["body"] or "vector" in headers["body"]:
-            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        if (answer := of_plan(path, headers)) is not None:
+            return answer
         values = [[moment, "1"] for span in there for moment in span]
         return ok({"resultType": "matrix", "result": [{"metric": {"pod": "a", "container": "b"}, "values": values}]})
 

@@ -14,7 +14,7 @@ from reclaim.data.fetch.prometheus.probe import Plan
 from reclaim.data.fetch.prometheus.reading import read_series
 from reclaim.data.traces.dialect import load_dialect
 from reclaim.data.traces.history import PIECE_S, RawSeries, moment_s
-from tests.data.fetch.prometheus.answering import Answer, ok, serving
+from tests.data.fetch.prometheus.answering import Answer, of_plan, ok, serving
 
 NOWHERE = Access("http://127.0.0.1:1")
 
@@ -51,10 +51,8 @@ def test_a_fetch_reports_what_it_wrote_and_the_share_that_is_there_and_asks_by_p
     planned: list[float] = []
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
-        if path != "/api/v1/query":
-            return 404, {}, b"not here"
-        if "count" in headers["body"] or "vector" in headers["body"]:
-            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        if (answer := of_plan(path, headers)) is not None:
+            return answer
         there = cpu.name in headers["body"]
         values = [[moment, "1"] for moment in range(past_s - 3 * PIECE_S, past_s, 60)]
         one = {"metric": {"pod": "a", "container": "b"}, "values": values}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from reclaim.data.core import files
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.kubernetes.job import (
     END,
@@ -24,6 +22,7 @@ from reclaim.data.synthetic.kubernetes.job import (
 )
 from reclaim.data.synthetic.kubernetes.scrapes import TrueWindow
 from reclaim.data.traces.history import moment_s
+from tests.folders import killed_with_the_folder_in_place
 
 CONFIG = SyntheticHistoryConfig(machines=2, days=0.25, seed=3, tasks_per_machine=8)
 _LINE = re.compile(r"[a-z_]+\{([a-z_]+=\"[^\"]*\",?)+\} [0-9.]+ [0-9]+\.[0-9]{3}")
@@ -58,18 +57,9 @@ def test_the_same_options_give_the_same_bytes_and_others_do_not(history: Path, t
         SyntheticHistoryConfig(seed=-1)
 
 
-def test_a_run_after_one_killed_with_the_cluster_in_place_removes_what_that_one_left_next_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(fresh: Path, path: Path) -> None:
-        fresh.rename(path)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "replace_folder", killed)
-        patch.setattr(shutil, "rmtree", lambda *_paths, **_options: None)  # a killed process tidies nothing up
-        with pytest.raises(KeyboardInterrupt):
-            write_history(tmp_path / "cluster", CONFIG)
+def test_a_run_after_one_killed_with_the_cluster_in_place_removes_what_that_one_left_next_to_it(tmp_path: Path) -> None:
+    with killed_with_the_folder_in_place(), pytest.raises(KeyboardInterrupt):
+        write_history(tmp_path / "cluster", CONFIG)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cluster", "cluster.partial"]
     assert not write_history(tmp_path / "cluster", CONFIG).wrote
     assert [p.name for p in tmp_path.iterdir()] == ["cluster"]
