@@ -241,6 +241,36 @@ def test_the_first_page_counts_the_alerts_that_are_right_and_the_events_that_the
     ) in " ".join((ROOT / "README.md").read_text().split())
 
 
+def test_the_first_page_counts_the_leads_and_losses_that_the_pages_of_tasks_and_machines_count() -> None:
+    shown = {
+        re.sub(r"\[(.*?)\]\(.*?\)", r"\1", row[0]): row[1:]
+        for row in table_under("README.md", "Results", "5 minutes ahead: more, less")
+    }
+    results, unseen = (
+        {row[0]: row[1:] for row in table_under("docs/results.md", heading, "equal violation: better")}
+        for heading in (None, "Unseen")
+    )
+    horizons = ("5 minutes", "1 hour", "24 hours")
+    for name, table in (("tasks", results), ("tasks of collections never seen", unseen)):
+        better, level, worse = zip(*(map(int, table[horizon][-3:]) for horizon in horizons), strict=True)
+        of = map(sum, zip(better, level, worse, strict=True))
+        expected = [f"{more} of {all_}, {less}" for more, all_, less in zip(better, of, worse, strict=True)]
+        assert shown[name] == tuple(expected)
+    grouped = "recorded VMs, grouped into machines"
+    for name, cells in {"machines of composed cells": "composed", "machines made of recorded VMs": grouped}.items():
+        counts = [row[2:] for row in table_under("docs/machines.md", None, "horizon") if row[0] == cells]
+        assert shown[name] == ("", *(f"{ahead} of {all_}, {behind}" for all_, ahead, behind in counts))
+
+
+def table_under(page: str, heading: str | None, column: str) -> list[tuple[str, ...]]:
+    """Return the rows of the first table with a column under a heading of a page, or of its top; cells as words."""
+    text = (ROOT / page).read_text()
+    part = text.partition(f"\n## {heading}\n")[2] if heading else text.partition("\n## ")[0]
+    blocks = [block.splitlines() for block in part.split("\n\n") if block.startswith("|")]
+    (_, _, *found) = next(block for block in blocks if column in block[0])
+    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in found]
+
+
 def test_a_network_of_another_cell_has_the_differences_that_are_kept() -> None:
     text = (ROOT / "docs" / "results.md").read_text().partition("## Transfer\n")[2]
     of = {
