@@ -180,7 +180,8 @@ def _set_on_packed(
     if moments:
         machines = len(moments) * len(moments[0].machines)
         counts["few"] = machines * config.budgets.aggressive < 1
-        packed = PackedMoments(estimates, [_placed_by(at, config) for at in moments], config.policy, config.seed)
+        placed = [_placed_by(at, config) for at in moments]
+        packed = PackedMoments(estimates, placed, config.policy, config.seed, source.engine)
         steps = set_on_packed(contenders, packed)
         *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=None)
         reason = f"{MOST_CLONES} copies of the cell do not hold the tasks, for some estimators only"

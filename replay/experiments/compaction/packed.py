@@ -16,12 +16,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.windows import with_demand
 from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, EmptyCheckpointError, take_bare
-from reclaim.replay.experiments.compaction.packing import MOST_CLONES, Booked, Foreseen, Packer, not_held
+from reclaim.replay.experiments.compaction.packing import (
+    MOST_CLONES,
+    Booked,
+    Foreseen,
+    MachineSet,
+    Packer,
+    TaskSet,
+    not_held,
+)
 from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.machines import MachineContenders, least_score
@@ -79,6 +88,8 @@ class PackedMoments:
     policy : str
     seed : int
         Of the order in which machines are removed, one for each moment.
+    engine : Engine
+        Packs moments next to each other; the results do not depend on it.
 
     Attributes
     ----------
@@ -89,8 +100,11 @@ class PackedMoments:
         Contenders, each with a margin for which no value was found that keeps its budget on what is packed under it.
     """
 
-    def __init__(self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int) -> None:
-        self._estimates, self._moments, self._policy, self._seed = estimates, moments, policy, seed
+    def __init__(
+        self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int, engine: Engine = HERE
+    ) -> None:
+        self._estimates, self._moments, self._engine = estimates, moments, engine
+        self._fewest = partial(_fewest, policy, seed)
         self.not_held: set[int] = set()
         self.not_kept: list[str] = []
         self._rows = np.concatenate([at.rows for at in moments])
@@ -168,12 +182,19 @@ class PackedMoments:
 
     def _pack(self, booked: Booked) -> Sets:
         """Pack every moment onto the fewest machines; ConfigError where none of them can be packed."""
-        machine, peaks, first, begin = np.full(len(self._rows), -1, np.int64), [], 0, 0
-        for at in self._moments:
-            mine = slice(begin, begin + len(at.rows))
-            begin = mine.stop
-            its = replace(booked, terms=booked.terms[mine]) if isinstance(booked, Foreseen) else booked[mine]
-            found = self._fewest(at, its)
+        ends = np.cumsum([len(at.rows) for at in self._moments]).tolist()
+        mine = [slice(end - len(at.rows), end) for at, end in zip(self._moments, ends, strict=True)]
+        jobs = [
+            (
+                at.time_us, at.workload, at.machines,
+                replace(booked, terms=booked.terms[its]) if isinstance(booked, Foreseen) else booked[its],
+            )
+            for at, its in zip(self._moments, mine, strict=True)
+        ]  # fmt: skip
+        with self._engine.pool() as pool:
+            packed = pool.run(self._fewest, jobs, lambda _: None)
+        machine, peaks, first = np.full(len(self._rows), -1, np.int64), [], 0
+        for at, its, found in zip(self._moments, mine, packed, strict=True):
             if found is None:
                 self.not_held.add(at.time_us)
                 continue
@@ -184,7 +205,7 @@ class PackedMoments:
             taken = np.unique(placed[here])
             number = np.full(n + 1, -1, np.int64)
             number[taken] = first + np.arange(len(taken))
-            machine[mine] = number[placed]  # the last one for -1
+            machine[its] = number[placed]  # the last one for -1
             peaks.append(used[taken].max(axis=1))
             first += len(taken)
         if not peaks:
@@ -192,14 +213,17 @@ class PackedMoments:
         machine[machine < 0] = first
         return Sets(machine, np.concatenate(peaks))
 
-    def _fewest(self, at: Checkpoint, booked: Booked) -> tuple[int, Ids] | None:
-        packer = Packer(at.workload, booked, self._policy)
-        order = np.random.default_rng([self._seed, at.time_us]).permutation(len(at.machines))
-        for clones in range(1, MOST_CLONES + 1):
-            found = packer.fewest(at.machines.take(np.tile(order, clones)))
-            if found is not None:
-                return found
-        return None
+
+def _fewest(policy: str, seed: int, moment: tuple[int, TaskSet, MachineSet, Booked]) -> tuple[int, Ids] | None:
+    """Return the fewest machines found for a moment, and the machine of each task; None where no clones hold them."""
+    time_us, workload, machines, booked = moment
+    packer = Packer(workload, booked, policy)
+    order = np.random.default_rng([seed, time_us]).permutation(len(machines))
+    for clones in range(1, MOST_CLONES + 1):
+        found = packer.fewest(machines.take(np.tile(order, clones)))
+        if found is not None:
+            return found
+    return None
 
 
 def _score(setting: Price | Margin) -> Floats:

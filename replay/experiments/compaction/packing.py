@@ -26,6 +26,8 @@ PENDING_SHARE: Final = 0.002
 """Share of the tasks that may go pending, if picky (EuroSys'15, section 5.1)."""
 MOST_CLONES: Final = 8
 """Most clones of a cell that is too small for its own tasks; Borg's paper says "a few times"."""
+_ROUNDING: Final = 1e-9
+"""More than the rounding of a score, which is a few units at most."""
 LOOK_BELOW: Final = 3
 """Numbers below the answer of a bisection that are tried as well: packing is not monotone, so fewer machines may fit
 where more do not."""
@@ -173,12 +175,18 @@ class _Queue(NamedTuple):
 
 
 class _Machines(NamedTuple):
-    """Machines and what they have left, ``n`` of them; the last four change with every task."""
+    """Machines and what they have left, ``n`` of them; all but the first three change with every task."""
 
     capacity: NDArray[np.float64]
     """Shape (n or more, n_resources)."""
     allowed: NDArray[np.bool_]
     """Shape (n_sets, n or more)."""
+    kind: NDArray[np.int64]
+    """Which machines have the same capacity, shape (n,): empty ones are alike to a task that both may take."""
+    seen: NDArray[np.int64]
+    """Last task for which an empty machine of each kind was looked at, shape (n_kinds,)."""
+    empty: NDArray[np.bool_]
+    """Shape (n,)."""
     room: NDArray[np.float64]
     """Capacity left after all that is booked, shape (n, n_resources)."""
     limit_room: NDArray[np.float64]
@@ -244,7 +252,11 @@ class Packer:
         room = room_of(machines.capacity[:n])
         together = np.zeros((self._n_bounded, n), np.int32)
         sums = np.zeros((n, *self._queue.terms.shape[1:]))
-        left = _Machines(machines.capacity, machines.allowed, room, room.copy(), together, sums)
+        kinds, kind = np.unique(machines.capacity[:n], axis=0, return_inverse=True)
+        seen, empty = np.full(len(kinds), -1, np.int64), np.ones(n, np.bool_)
+        left = _Machines(
+            machines.capacity, machines.allowed, kind.reshape(-1), seen, empty, room, room.copy(), together, sums
+        )
         placed = np.full(len(self._order), -1, np.int64)
         fits = _place(self._queue, left, self._policy[0], self._pending, np.empty(N_TERMS), placed)
         if not fits:
@@ -304,6 +316,7 @@ def _place(
                 return False
             continue
         placed[i] = at
+        machines.empty[at] = False
         if queue.bounded_job[i] >= 0:
             machines.together[queue.bounded_job[i], at] += 1
         for r in range(machines.room.shape[1]):
@@ -330,6 +343,7 @@ def _best(
     job, most, terms, margins, curves = queue.bounded_job[i], queue.most[i], queue.terms, queue.margins, queue.curves
     capacity, allowed = machines.capacity, machines.allowed[queue.constraint_set[i]]
     room, limit_room, together, sums = machines.room, machines.limit_room, machines.together, machines.sums
+    kind, seen, empty = machines.kind, machines.seen, machines.empty
     best, least = -1, np.inf
     for m in range(room.shape[0]):
         cpu, memory = room[m, 0] - booked[0], room[m, 1] - booked[1]
@@ -342,15 +356,33 @@ def _best(
             cpu, memory = min(cpu, limit_cpu), min(memory, limit_memory)
         if hard and (not allowed[m] or (most > 0 and together[job, m] >= most)):
             continue
+        if empty[m]:
+            if seen[kind[m]] == i:  # another one like it came first
+                continue
+            seen[kind[m]] = i
         if len(terms):
             cpu = min(cpu, room[m, 0] - _with(sums[m, 0], terms[i, 0], margins[0], curves[0], both))
+            if cpu < 0 or _scores_more(cpu / capacity[m, 0], memory / capacity[m, 1], policy, least):
+                continue
             memory = min(memory, room[m, 1] - _with(sums[m, 1], terms[i, 1], margins[1], curves[1], both))
-            if cpu < 0 or memory < 0:
+            if memory < 0:
                 continue
         its_score = score(cpu / capacity[m, 0], memory / capacity[m, 1], policy.stranding, policy.leftover)
         if its_score < least:
             best, least = m, its_score
     return best
+
+
+@numba.njit(**LENT)
+def _scores_more(cpu: float, most: float, policy: Any, least: float) -> bool:
+    """Say whether a machine with this share of CPU left certainly scores more, with memory from 0 to a share left.
+
+    The score is straight in the memory left, on either side of the CPU left.
+    """
+    for memory in (0.0, min(cpu, most), most):
+        if score(cpu, memory, policy.stranding, policy.leftover) <= least + _ROUNDING:
+            return False
+    return True
 
 
 @numba.njit(inline="always")

@@ -276,6 +276,64 @@ def test_whatever_is_placed_keeps_every_rule(
         assert packer.place(onto, fewer) is None
 
 
+def placed_one_by_one(
+    workload: TaskSet, booked: NDArray[np.float64] | Foreseen, onto: MachineSet, policy: str
+) -> list[int] | None:
+    """Place tasks as ``Packer.place`` does, and look at every machine for each of them."""
+    weights, n = POLICIES[policy], len(onto)
+    alone = booked.of_sets(booked.terms) if isinstance(booked, Foreseen) else booked
+    room, production = onto.capacity * (1 + SUM_ROUNDING), np.zeros((n, 2))
+    found = np.full(len(workload), -1)
+
+    def best(i: int, *, hard: bool) -> int:
+        scores = np.full(n, np.inf)
+        for m in range(n):
+            those = [*np.flatnonzero(found == m), i]
+            if hard and not onto.allowed[workload.constraint_set[i], m]:
+                continue
+            same = sum(workload.job[k] == workload.job[i] for k in those)
+            if hard and same > workload.most[i] > 0:
+                continue
+            if isinstance(booked, Foreseen):
+                left = room[m] - booked.of_sets(booked.terms[those].sum(axis=0)[None])[0]
+            else:
+                left = room[m] - booked[those].sum(axis=0)
+            if workload.production[i]:
+                left = np.minimum(left, room[m] - production[m] - workload.limit[i])
+            if (left >= 0).all():
+                cpu, memory = left / onto.capacity[m]
+                scores[m] = weights[0] * abs(cpu - memory) + weights[1] * (cpu + memory) / 2
+        return int(np.flatnonzero(scores <= scores.min() + 1e-9)[0]) if np.isfinite(scores).any() else -1
+
+    for i in workload.order(alone):
+        at = best(i, hard=True)
+        at = best(i, hard=False) if at < 0 and workload.soft[i] else at
+        if at < 0:
+            return None
+        found[i] = at
+        production[at] += workload.limit[i] * workload.production[i]
+    return found.tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.sampled_from(sorted(POLICIES)), st.data())
+def test_each_task_goes_to_the_first_machine_of_the_least_score_among_all_with_room(
+    problem: tuple[TaskSet, NDArray[np.float64], MachineSet], policy: str, data: st.DataObject
+) -> None:
+    workload, booked, onto = problem
+    n, m = len(workload), len(onto)
+    soft = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    kinds = np.array([(0.5, 0.75), (1.0, 1.0), (1.5, 1.0)])  # many machines are alike
+    of = data.draw(st.lists(st.integers(0, len(kinds) - 1), min_size=m, max_size=m))
+    workload, onto = replace(workload, soft=soft), replace(onto, capacity=kinds[of])
+    terms = np.zeros((*booked.shape, N_TERMS))
+    terms[..., T_LIMIT], terms[..., T_MEAN], terms[..., T_USAGE] = workload.limit, booked / 2, booked / 4
+    terms[..., T_BAND:] = booked[..., None] * np.linspace(0.5, 1.0, N_TERMS - T_BAND)
+    for of_tasks in (booked, Foreseen(terms, MachineEstimator((MEAN, MEAN), 3_600, (1.0, 1.0)), (0.05, 0.1))):
+        found = Packer(workload, of_tasks, policy).place(onto, m)
+        assert (None if found is None else found.tolist()) == placed_one_by_one(workload, of_tasks, onto, policy)
+
+
 def test_an_estimator_of_machines_books_for_all_tasks_together() -> None:
     # the means of five tasks of 0.2 sum to 1; with a fifth of the capacity on top four of them do
     five, margin = tasks(*[(0.5, 0.5)] * 5), 0.2 * RATES[-1] / math.log(1 / EXCEEDED[-1])
