@@ -250,6 +250,16 @@ def test_rows_and_counts_are_those_of_the_windows(synthetic_cell: Dataset) -> No
     assert features.manifest["measured_by_mean"] == {"cpu": shares[0], "memory": shares[1]}
 
 
+def test_the_mean_limit_is_that_of_the_rows_that_prices_are_set_on_kept_or_not(synthetic_cell: Dataset) -> None:
+    everything = build_features(synthetic_cell, FeatureConfig(rows="all"))[0]
+    limit = everything.limit[everything.valid_rows()].astype(np.float64)
+    expected = tuple(limit[:, r][limit[:, r] > 0].mean() for r in range(limit.shape[1]))
+    assert everything.mean_limit == pytest.approx(expected, rel=1e-9)
+    sampled = build_features(synthetic_cell, FeatureConfig(sample=SampleConfig(train=500, valid=500, test=500)))[0]
+    assert len(sampled.valid_rows()) < len(limit)
+    assert sampled.mean_limit == everything.mean_limit
+
+
 def test_without_any_event_whether_a_task_ran_out_of_memory_is_unknown(
     tmp_path: Path, window: Maker, write_shard: Callable[..., Path]
 ) -> None:
@@ -271,11 +281,15 @@ def test_a_row_that_came_late_belongs_to_the_time_at_which_it_was_known(
 def test_a_limit_that_stands_for_none_and_cannot_be_kept_is_named(
     tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]
 ) -> None:
-    write_shard(tmp_path / "cell", "instance_usage-000000000000", [window(600 + 300 * k) for k in range(60)])
+    other = {"collection_id": "5"}  # the first task, whose limits can be kept
+    rows = [window(600 + 300 * k, **of) for k in range(60) for of in ({}, other)]
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
     unlimited = event(600, 3, resource_request={"cpus": 1e300, "memory": 0.5})
-    write_shard(tmp_path / "cell", "instance_events-000000000000", [unlimited])
+    write_shard(tmp_path / "cell", "instance_events-000000000000", [unlimited, event(600, 3, **other)])
     dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
-    with pytest.raises(TraceError, match=r"dataset: task \d+, 0 has the limits 1e\+300 and 0\.5; .* 3\.4e\+38;"):
+    with pytest.raises(
+        TraceError, match=r"dataset: task 9007199254740993, 0 has the limits 1e\+300 and 0\.5; .* 3\.4e\+38;"
+    ):
         build_features(dataset)
 
 

@@ -191,6 +191,14 @@ def test_however_few_the_machines_one_is_kept_of_the_validation(
         assert len(kept) == 1
 
 
+def test_no_more_than_one_machine_is_kept_for_want_of_rows_wherever_in_the_dataset_it_is() -> None:
+    none = np.zeros((len(TIER_LABELS), len(AGES)), np.int64)
+    # the last part has no validation row, and so no machine
+    counts = [RowCounts(none, 500, 0, 0.9), RowCounts(none, 500, 0, 0.2), RowCounts(none, 0, 0, 1.0)]
+    assert Shares.within(counts, SampleConfig(valid=1)).valid == np.nextafter(0.2, 1.0)
+    assert Shares.within(counts, SampleConfig(valid=300)).valid == 0.3
+
+
 def test_a_sample_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"valid must be at least 1, got 0"):
         SampleConfig(valid=0)

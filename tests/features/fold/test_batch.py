@@ -203,6 +203,17 @@ def test_the_distribution_of_a_window_is_taken_as_measured(history: History) -> 
     assert value(features_of(windows), "cpu_over_limit") == pytest.approx(0.055, abs=1e-6)
 
 
+def test_usage_at_the_limit_is_not_above_it_for_a_whole_window_or_a_part_of_it(history: History) -> None:
+    windows = history([0.5], limit=0.5)
+    windows.percentiles[0] = 0.5
+    assert value(features_of(windows), "cpu_over_limit") == 0.0
+    windows.limit[:] = 0.4375
+    assert value(features_of(windows), "cpu_over_limit") == 1.0
+    windows.limit[:] = 0.5
+    windows.percentiles[0] = [0.5 + max(level - 50, 0) / 100 for level in LEVELS]  # at the limit for half of it
+    assert value(features_of(windows), "cpu_over_limit") == pytest.approx(0.5)
+
+
 def test_what_a_distribution_lacks_is_interpolated_and_the_mask_says_so(history: History) -> None:
     windows = history([0.3])
     windows.percentiles[0] = [level / 100 for level in LEVELS]

@@ -204,6 +204,13 @@ def test_each_kind_is_told_by_hand_and_asking_changes_nothing(history: History) 
     assert same_memory(before, saved(state))
 
 
+@pytest.mark.parametrize(("later", "kind"), [(PENDING, LATE), (PENDING + 1, TOO_LATE)])
+def test_a_window_may_be_late_behind_as_many_as_are_held_and_no_more(later: int, kind: int, history: History) -> None:
+    windows, state = history([0.1] * (later + 1)), TolerantState(CELL, 3_600.0)
+    state.advance(np.zeros(later, np.int64), windows.take(slice(1, None)))
+    assert state.classify(np.zeros(1, np.int64), windows.take(slice(0, 1))).tolist() == [kind]
+
+
 def test_without_a_bound_nothing_late_is_taken_and_nothing_is_held_for_it(history: History) -> None:
     windows, none = history([0.1, 0.2, 0.3]), np.zeros(3, np.int64)
     state = TolerantState(CELL, 0)

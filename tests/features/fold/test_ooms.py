@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Cell, Windows, concatenate, sort_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold import collection_ooms
+from reclaim.features.fold.collection_ooms import CollectionOoms, OomJournal
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.registry import AT, N_FEATURES, SLOT_S
 
@@ -103,7 +104,9 @@ def test_without_a_limit_or_a_run_there_is_no_end(limit: float, history: Maker, 
     unlimited, unknown = runs(history, [0.5, 1.0], [0.2]), runs(history, [0.5, 1.0], [0.2])
     unlimited.limit[:, 1] = limit
     unknown.scheduled_us[:2] = -1
-    assert [column(fold, w, "ooms")[-1] for w in (windows, unlimited, unknown)] == [[1.0], [0.0], [0.0]]
+    single = runs(history, [1.0], [0.2])  # one window above the limit may be the last
+    single.limit[:, 1] = limit
+    assert [column(fold, w, "ooms")[-1] for w in (windows, unlimited, single, unknown)] == [[1.0], [0.0], [0.0], [0.0]]
 
 
 def test_rates_are_slopes_over_what_is_left(history: Maker, fold: Fold) -> None:
@@ -156,6 +159,30 @@ def test_siblings_know_of_an_end_from_the_next_slot_on(history: Maker, fold: Fol
     # one slot later: 2 windows since, one of each task, are 1/6 of an hour
     assert x[11] == pytest.approx([1.0, np.log2(1 + 2 / 12), *known[2:4], -np.log2(1 + 1 / 6)], abs=1e-6)
     assert x[5, 0] == 1.0
+
+
+def test_of_several_ends_of_a_collection_the_mean_and_the_least_age_count(history: Maker, fold: Fold) -> None:
+    one = runs(history, [0.5, 0.5, 1.0], [1.0], [0.2, 0.2])  # runs of 15 and of 5 minutes end out of memory
+    other = runs(history, [0.3] * 8, instance=1)
+    x, age = fold(concatenate([one, other])).x[-1], np.log2(1 + 40 / 60)
+    assert x[AT.collection_ooms] == pytest.approx(np.log2(3))
+    assert x[AT.collection_oom_age] == pytest.approx(age - np.log2(1 + 10 / 60), abs=1e-6)
+    assert x[AT.collection_oom_age_least] == pytest.approx(age - np.log2(1 + 5 / 60), abs=1e-6)
+
+
+def test_a_history_counts_up_to_two_weeks_after_its_last_end_and_goes_a_slot_later() -> None:
+    ooms, out = CollectionOoms(), np.zeros((1, N_FEATURES), np.float32)
+    ooms.advance(np.array([7]), np.array([10], np.int32), np.array([300], np.int32), out)
+    ooms.drop_idle(10 + collection_ooms.KEEP_SLOTS)
+    assert len(ooms) == 1
+    ooms.drop_idle(11 + collection_ooms.KEEP_SLOTS)
+    assert len(ooms) == 0
+
+
+def test_a_window_that_ends_no_later_than_one_before_it_is_not_among_those_that_a_rate_is_over(history: Maker) -> None:
+    windows = runs(history, [0.1] * 5)
+    windows.end_us[1], windows.end_us[3] = windows.end_us[0], windows.end_us[2] - S
+    assert OomJournal.of_windows(windows).taken.sum() == 3
 
 
 def test_a_collection_forgets_its_ends_after_two_weeks(history: Maker, fold: Fold) -> None:

@@ -92,9 +92,27 @@ def test_usage_above_the_limit_violates_no_reservation_that_is_the_limit_and_is_
     assert m["limit_exceeded_rate"] == pytest.approx(1 / 3)
 
 
+def test_usage_above_the_limit_counts_as_the_limit_in_all_but_the_share_of_such_rows() -> None:
+    above, at = (sums(scored(t, [0.6, 1.0], limit=2.0), np.zeros(2, np.int64), 1)[0] for t in ([1.5, 3.0], [1.0, 1.0]))
+    assert above[POSITION["limit_exceeded"]].tolist() == [2, 2]
+    assert at[POSITION["limit_exceeded"]].tolist() == [0, 0]
+    above[POSITION["limit_exceeded"]] = 0
+    np.testing.assert_array_equal(above, at)
+
+
+def test_the_limit_is_passed_within_the_horizon_be_it_before_or_after_the_next_five_minutes() -> None:
+    m = measure(scored(target=[1.2, 1.2, 0.9], next_target=[0.5, 1.2, 0.5], reservation=1.0))
+    assert m["limit_exceeded_rate"] == pytest.approx(2 / 3)
+
+
 def test_the_next_five_minutes_are_compared_with_the_reservation_by_themselves() -> None:
     m = measure(scored(target=[0.9, 0.9], next_target=[0.1, 0.9], reservation=0.5))
     assert (m["violation_rate"], m["next_violation_rate"]) == (1.0, 0.5)
+    # each of a task's rows counts, violated within the horizon or not, but for those of an unknown next five minutes
+    m = measure(
+        scored([0.9, 0.9, 0.9, 0.2], 0.5, next_target=[0.9, NAN, 0.9, 0.2], previous=[-1, 0, 1, 2]),
+    )
+    assert m["next_violation_rate"] == pytest.approx(2 / 3)
 
 
 def test_severity_is_over_the_usage_and_slack_over_the_limit() -> None:
@@ -129,6 +147,13 @@ def test_an_episode_begins_anew_behind_a_row_that_is_not_judged() -> None:
     grouped = sums(s, np.array([0, 1, 1]), 2)
     assert grouped[:, POSITION["episodes"], 0].tolist() == [1, 0]
     assert grouped[:, POSITION["violating_s"], 0].tolist() == [300, 600]
+
+
+@pytest.mark.parametrize(("before", "limit"), [(0.4, 2.0), (0.6, 0.5)])
+def test_an_episode_goes_on_where_the_row_before_violated_by_its_own_limit(before: float, limit: float) -> None:
+    # 0.4 of a limit of 1 keeps within 0.5, so the next row begins one; 0.6 begins one that the next row continues
+    s = scored(target=[before, 0.6], reservation=0.5, limit=[1.0, limit], previous=[-1, 0])
+    assert sums(s, np.zeros(2, np.int64), 1)[0, POSITION["episodes"]].tolist() == [1, 1]
 
 
 def test_changes_are_counted_per_day_where_they_pass_a_hundredth_of_the_limit() -> None:
@@ -168,6 +193,9 @@ def test_an_answer_that_no_limit_bounded_is_no_reservation_to_change_from() -> N
 def test_a_limit_of_zero_or_none_counts_in_no_statistic_and_does_not_change() -> None:
     s = scored(target=[0.5, 0.5, 0.5], reservation=[0.1, 0.1, NAN], limit=[0.0, NAN, 1.0], previous=[-1, 0, 1])
     assert not sums(s, np.zeros(3, np.int64), 1).any()
+    s = scored(target=0.5, reservation=0.1, limit=np.inf)
+    s.reservation[:] = 1.0  # within it, and a share of it is nothing
+    assert not sums(s, np.zeros(1, np.int64), 1).any()
 
 
 SERIES = {
