@@ -145,7 +145,8 @@ def digest_of(function: Any) -> bytes:
         elif isinstance(value, frozenset):
             add(sorted(map(repr, value)))
         elif isinstance(value, type):
-            found.update(f"{value.__qualname__} {getattr(value, '_fields', '')}".encode())
+            members = getattr(value, "__members__", "")  # of an enumeration
+            found.update(f"{value.__qualname__} {getattr(value, '_fields', '')} {members}".encode())
         elif isinstance(value, int | float | complex | str | bytes | np.generic | np.dtype) or value is None:
             found.update(repr(value).encode())
         else:

@@ -102,12 +102,12 @@ class Client:
     token : str or None
         Bearer token; white space around it, as in a file, is left out.
     timeout_s : float
-        Time limit of an attempt, in seconds.
+        Time limit of a connection, and of each wait for the service to take or to send bytes, in seconds.
     retries : int
         Further attempts at most.
     patience_s : float
         After this time nothing is sent again, in seconds.
-    verify : bool or Path or ssl.SSLContext
+    verify : bool or str or Path or ssl.SSLContext
         Whether the service's certificate is checked, a file of CA certificates, or an SSL context.
     strict : bool
         Whether a refused row is an error; otherwise the answer reports it.
@@ -117,12 +117,13 @@ class Client:
     Raises
     ------
     ConfigError
-        The token is not one that a header can carry.
+        The address is no URL, ``retries`` is below 0, the token is not one that a header can carry, or the file of
+        certificates holds none.
     """
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 10,
-        patience_s: float = 60.0, verify: bool | Path | ssl.SSLContext = True, strict: bool = False,
+        patience_s: float = 60.0, verify: bool | str | Path | ssl.SSLContext = True, strict: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:  # fmt: skip
         self._strict = strict

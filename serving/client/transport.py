@@ -15,14 +15,13 @@ import httpx
 from pydantic import ValidationError
 
 from reclaim.data.errors import ConfigError, ReclaimError
+from reclaim.data.fetch.download import is_loopback
 from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE
 from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse
 
 _TEMPORARY: Final = frozenset({BUSY, UNAVAILABLE, DISK_FULL, 502, 504})
 """Temporary statuses: too much under way, no answer yet, a full disk, and those of a proxy while the service
 restarts."""
-_PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
-"""Failures of the transport that the caller caused."""
 _TOKEN: Final = re.compile("[!-~]+")
 """Visible ASCII, which is all that a header can carry. The service alone says how long a token has to be."""
 _CONNECT_S: Final = 5.0
@@ -82,13 +81,19 @@ class Transport:
 
     def __init__(
         self, url: str, *, token: str | None, timeout_s: float, retries: int, patience_s: float,
-        verify: bool | Path | ssl.SSLContext, transport: httpx.BaseTransport | None,
+        verify: bool | str | Path | ssl.SSLContext, transport: httpx.BaseTransport | None,
     ) -> None:  # fmt: skip
+        if retries < 0:
+            raise ConfigError(f"retries: expected 0 or more, got {retries}")
         self._timeout_s, self._retries, self._patience_s = timeout_s, retries, patience_s
         headers = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
-        if isinstance(verify, Path):
-            verify = ssl.create_default_context(cafile=verify)
-        self._http = httpx.Client(base_url=url, headers=headers, verify=verify, transport=transport)
+        address = _address(url)
+        self._shown = address.copy_with(userinfo=b"")
+        self._http = httpx.Client(
+            base_url=address, headers=headers, verify=_certificates(verify), transport=transport,
+            # else $HTTP_PROXY gets requests to this machine
+            mounts={f"all://{address.netloc.decode()}": None} if is_loopback(address.host) else None,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the connections."""
@@ -98,7 +103,7 @@ class Transport:
         """Return the answer of status 200 or ``also`` to the first attempt; ServiceError where there is none."""
         try:
             response = self._http.get(path, timeout=min(self._timeout_s, _CONNECT_S))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise self._unreachable(error, 1) from error
         if response.status_code not in (200, also):
             raise _refusal(response)
@@ -118,7 +123,7 @@ class Transport:
                     method, path, content=content, params=words, headers=headers,
                     timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
                 )  # fmt: skip
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 if _is_permanent(error) or attempt > self._retries or time.monotonic() + wait_s >= end:
                     raise self._unreachable(error, attempt) from error
             else:
@@ -132,20 +137,44 @@ class Transport:
             time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def _unreachable(self, error: httpx.TransportError, attempts: int) -> ServiceError:
-        reason = str(error) or type(error).__name__
+    def _unreachable(self, error: httpx.RequestError, attempts: int) -> ServiceError:
+        reason = str(error).rstrip(".") or type(error).__name__
         tried = f" (tried {attempts} times)" if attempts > 1 else ""
         return ServiceError(
-            f"no answer from {self._http.base_url}{tried}: {reason}; is the service running there?",
+            f"no answer from {self._shown}{tried}: {reason}; is the service running there?",
             temporary=not _is_permanent(error),
         )
 
 
-def _is_permanent(error: httpx.TransportError) -> bool:
-    """Return whether a retry would meet a failure again: the caller caused it, or a certificate is not trusted."""
+def _is_permanent(error: httpx.RequestError) -> bool:
+    """Return whether a retry would meet a failure again.
+
+    The caller caused it, a certificate is not trusted, or the answer leads to what is no URL.
+    """
     inner = error.__cause__  # that of httpcore; what it was raised for is its context, and no exception of the caller
     refused = inner is not None and isinstance(inner.__cause__ or inner.__context__, ssl.SSLCertVerificationError)
-    return refused or isinstance(error, _PERMANENT)
+    return refused or isinstance(error, httpx.LocalProtocolError) or isinstance(error.__context__, httpx.InvalidURL)
+
+
+def _address(url: str) -> httpx.URL:
+    """Return the address of a service; ConfigError where it is none."""
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigError(f"url: not a URL ({error}); expected one such as http://127.0.0.1:3000") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ConfigError(f"url: expected http://… or https://…, such as http://127.0.0.1:3000, got {url!r}")
+    return address
+
+
+def _certificates(verify: bool | str | Path | ssl.SSLContext) -> bool | ssl.SSLContext:
+    """Return what checks the service's certificate, of a file its content; ConfigError where it holds none."""
+    if not isinstance(verify, str | Path):
+        return verify
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except OSError as error:  # errors of TLS among them
+        raise ConfigError(f"{verify}: not certificates in PEM ({error.strerror or error})") from error
 
 
 def _checked(token: str) -> str:
@@ -161,9 +190,15 @@ def _word(value: object) -> str:
 
 
 def _refusal(response: httpx.Response) -> ServiceError:
-    status, request = response.status_code, f"{response.request.method} {response.request.url.path}"
+    url = response.request.url
+    status, request = response.status_code, f"{response.request.method} {url.path}"
     try:
         error = ErrorResponse.model_validate_json(response.content, extra="ignore").error
     except ValidationError:
-        return ServiceError(f"{request}: status {status}, in another form than the service's", status)
+        leads = f", which leads to {response.headers['location']}" if response.has_redirect_location else ""
+        return ServiceError(
+            f"{request}: status {status}{leads}, in another form than the service's; is it at "
+            f"{url.scheme}://{url.netloc.decode()}?",
+            status,
+        )
     return ServiceError(f"{request}: {status} {error.code}: {error.message}", status, error)

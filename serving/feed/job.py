@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,15 +105,6 @@ class FeedConfig:
         if self.listen is not None:
             address_of(self.listen)
 
-    def verify(self) -> ssl.SSLContext | bool:
-        """Return the CA certificates to check the service's by; ConfigError where the file holds none."""
-        try:
-            return self.service_ca is None or ssl.create_default_context(cafile=str(self.service_ca))
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"--service-ca {self.service_ca}: not certificates in PEM ({error.strerror or error})"
-            ) from error
-
 
 @dataclass
 class FeedReport:
@@ -179,7 +169,7 @@ def feed(
     History.known(folder)
     with (
         locked(folder / LOCK, ConfigError(f"{folder}: another `reclaim feed` uses it; wait until that one ends")),
-        Client(config.service, token=config.service_token, verify=config.verify()) as service,
+        Client(config.service, token=config.service_token, verify=config.service_ca or True) as service,
     ):
         one = Feed(config, service, folder, say)
         # a wrong token or margin is refused before anything is sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -17,20 +18,23 @@ from reclaim.training.models.beyond import KEY
 from reclaim.training.models.portable import PortableForecaster
 
 _DAY_S: Final = 86_400
+MEASURED_S: Final = (300, 3_600, 86_400)
+"""Horizons of the quarters in ``QUARTERS``. One between two of them has those of the shorter."""
 QUARTERS: Final[tuple[tuple[float, tuple[int, ...]], ...]] = (
     (3.0, (1, 2, 3)),
     (7.0, (1, 1, 2)),
     (14.0, (0, 1, 2)),
     (35.0, (0, 0, 1)),
 )
-"""Days of history below which so many quarters of the curve of each horizon come from the other network. A day ahead
+"""Days of history below which so many quarters of the curves come from the other network, by horizon. A day ahead
 the cell's own network has few outcomes that do not overlap. No longer history was measured (`benchmarks/LOG.md`,
 2026-11-28)."""
 
 
 def quarters_of(history_s: float) -> tuple[int, ...]:
     """Return how many quarters of each horizon's curve come from the other network, by the own history's length."""
-    return next((quarters for days, quarters in QUARTERS if history_s < days * _DAY_S), (0,) * len(HORIZONS_S))
+    of = next((quarters for days, quarters in QUARTERS if history_s < days * _DAY_S), (0,) * len(MEASURED_S))
+    return tuple(of[max(bisect_right(MEASURED_S, horizon_s) - 1, 0)] for horizon_s in HORIZONS_S)
 
 
 class Prior(NamedTuple):

@@ -89,7 +89,7 @@ def recommend(
     experiment = load_experiment(RECOMMEND)
     given = [*(assignments or ()), *_given(min_change, anonymise=anonymise)]
     settings = load_config(experiment.config, config, given)
-    _check_patches(dataset, patches, patch_containers, anonymise=settings.anonymise)
+    _check_patches(dataset, out, patches, patch_containers, anonymise=settings.anonymise)
     report = run_experiment(
         experiment, dataset, out, settings,
         bundles=_bundles(dataset, model or [], no_model), tracking=False, engine=Engine(engine, workers),
@@ -139,7 +139,9 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
     return by_name(found)
 
 
-def _check_patches(dataset: Path, folder: Path | None, containers: str | None, *, anonymise: bool) -> None:
+def _check_patches(
+    dataset: Path, out: Path, folder: Path | None, containers: str | None, *, anonymise: bool
+) -> None:  # fmt: skip
     """Raise ConfigError where patches that are asked for cannot be written, before anything is computed."""
     from reclaim.data.errors import ConfigError
 
@@ -147,6 +149,8 @@ def _check_patches(dataset: Path, folder: Path | None, containers: str | None, *
         if containers is not None:
             raise ConfigError("--patch-containers has no effect without --patches DIR, which writes the patches")
         return
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"--patches {folder}: is written whole, and --out {out} lies there; choose another folder")
     from reclaim.data.dataset import Dataset
     from reclaim.replay.experiments.recommend.names import is_anonymous, is_kubernetes
     from reclaim.replay.experiments.recommend.patches import check_target
@@ -187,7 +191,7 @@ def _print(report: ReplayReport, format_: str, lines: list[str], *, as_json: boo
             print_table(console_table(report.results, None) if verbose else console_table(report.results))
         facts: dict[str, Any] = {"report": str(report.page), "already_there": report.already_there}
         facts |= {"changes": changes(report.results), "totals": report.results["totals"]}
-        facts |= {"findings": said, "summary": summary_table(report.results).as_records()}
+        facts |= {"findings": said, "patches": lines, "summary": summary_table(report.results).as_records()}
         print_result((facts, [*lines, f"{report.page}{unchanged(report.already_there)}"]), as_json)
 
 

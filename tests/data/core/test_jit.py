@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from enum import IntEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,16 @@ def test_every_value_of_an_array_counts() -> None:
     for values in (one, other):
         scope: dict[str, Any] = {"__name__": "package.of", "VALUES": values}
         exec("def of(i):\n    return VALUES[i]\n", scope)
+        digests.add(digest_of(scope["of"]))
+    assert len(digests) == 2
+
+
+def test_every_member_of_an_enumeration_counts() -> None:
+    """Positions of features are one: after a further feature every kernel writes elsewhere."""
+    digests = set()
+    for names in ("first second", "first further second"):
+        scope: dict[str, Any] = {"__name__": "package.of", "AT": IntEnum("Positions", names)}
+        exec("def of(out):\n    out[AT.second] = 1.0\n", scope)
         digests.add(digest_of(scope["of"]))
     assert len(digests) == 2
 

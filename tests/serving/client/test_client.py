@@ -233,8 +233,8 @@ def client_of(script: ScriptedService, **options: Any) -> Client:
     "trouble",
     [
         httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadTimeout, httpx.ReadError, httpx.WriteError,
-        httpx.RemoteProtocolError, httpx.PoolTimeout, refusal(429), refusal(503), refusal(507), refusal(502),
-        httpx.Response(504, content=b"<html>"),
+        httpx.RemoteProtocolError, httpx.PoolTimeout, httpx.DecodingError, refusal(429), refusal(503), refusal(507),
+        refusal(502), httpx.Response(504, content=b"<html>"),
     ],
 )  # fmt: skip
 def test_temporary_failures_are_retried(trouble: Any, waits: list[float]) -> None:
@@ -250,13 +250,6 @@ def test_permanent_refusals_are_not_retried(status: int, waits: list[float]) -> 
     with pytest.raises(ServiceError, match=f"{status} some_code: some message") as caught:
         client_of(script).state()
     assert (caught.value.status, len(script.asked), waits) == (status, 1, [])
-
-
-def test_a_malformed_url_is_not_retried(waits: list[float]) -> None:
-    with pytest.raises(ServiceError, match="protocol") as caught, Client("ftp://service") as client:
-        client.state()
-    assert waits == []
-    assert not caught.value.temporary
 
 
 def test_retry_after_is_waited_for(waits: list[float]) -> None:
@@ -420,8 +413,57 @@ def test_a_write_is_safe_to_repeat(client: Client, waits: list[float]) -> None:
 def test_a_file_of_certificates_is_used_for_the_service(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("nothing")
-    with pytest.raises(OSError, match="NO_CERTIFICATE"):
-        Client("https://service", verify=file)
+    for given in (file, str(file)):
+        with pytest.raises(ConfigError, match=r"ca\.pem: not certificates in PEM \(.*NO_CERTIFICATE"):
+            Client("https://service", verify=given)
+    with pytest.raises(ConfigError, match=r"nowhere: not certificates in PEM \(No such file or directory\)$"):
+        Client("https://service", verify=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:3000", "", "http://", "ftp://service", "http://service:port", "http://[::1"]
+)
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^url: .* such as http://127\.0\.0\.1:3000"):
+        Client(url)
+
+
+def test_fewer_retries_than_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="retries: expected 0 or more, got -1"):
+        Client("http://service", retries=-1)
+
+
+def test_an_error_does_not_show_the_password_of_an_address() -> None:
+    unreachable = httpx.MockTransport(ScriptedService(httpx.ConnectError))
+    with pytest.raises(ServiceError, match=r"^no answer from http://service:3000: "):
+        Client("http://me:secret@service:3000", transport=unreachable).ready()
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        (
+            "https://login.example/",
+            "302, which leads to https://login.example/, in another form than the service's; is it at http://service?",
+        ),
+        ("http://a:b/", "Invalid port: 'b'"),
+    ],
+)
+def test_a_redirection_is_not_followed_nor_tried_again(location: str, said: str) -> None:
+    script = ScriptedService(*[httpx.Response(302, headers={"location": location})] * 2)
+    with pytest.raises(ServiceError, match=re.escape(said)) as caught:
+        client_of(script).state()
+    assert not caught.value.temporary
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_a_service_on_this_machine_is_asked_without_a_proxy(
+    client: Client, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    with Client(str(client._transport._http.base_url), token=TOKEN, retries=0) as other:
+        assert other.ready().ready
 
 
 def test_the_client_imports_no_heavy_module() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reclaim.features.registry import AT, N_FEATURES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import load_bundle
+from reclaim.training.models import prior as prior_module
 from reclaim.training.models.forecaster import Heads
 from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.portable import PortableForecaster
@@ -59,6 +60,13 @@ def test_the_shorter_the_history_and_the_longer_the_horizon_the_larger_is_the_pa
         assert list(of) == sorted(of)
     for (d, quarters), part in zip(QUARTERS, parts, strict=False):
         assert quarters_of(d * DAY_S - 1) == quarters == part
+
+
+def test_a_further_horizon_has_the_part_of_the_longest_measured_one_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [quarters_of(day * DAY_S) for day in (2, 10)] == [(1, 2, 3), (0, 1, 2)]
+    monkeypatch.setattr(prior_module, "HORIZONS_S", (60, 300, 3_600, 21_600, 86_400, 172_800))
+    assert [quarters_of(day * DAY_S) for day in (2, 10)] == [(1, 1, 2, 2, 3, 3), (0, 0, 1, 1, 2, 2)]
+    assert quarters_of(40 * DAY_S) == (0,) * 6
 
 
 def test_only_curves_with_a_part_of_the_others_change(

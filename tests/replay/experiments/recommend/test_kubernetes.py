@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from reclaim.cli import app as cli
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import demand
@@ -253,6 +255,21 @@ def test_requests_that_rest_on_means_are_said_to_be_lower_bounds(report: ReplayR
     (line,) = said(0.97)
     assert line.startswith("CPU: in 97 % of the windows the mean stands in for the 90th percentile, so")
     assert line.endswith("a scrape every minute shows more")
+
+
+def test_a_script_reads_which_workloads_have_no_patch(report: ReplayReport, cluster: Path, tmp_path: Path) -> None:
+    words = ["recommend", str(cluster), "--out", str(report.folder), "--no-model", "--json"]
+    words += ["--set", 'estimators=["max-so-far", "krr"]', "--set", "hold_days=0.25", "--set", "draws=20"]
+    done = CliRunner().invoke(cli.app, [*words, "--patches", str(tmp_path / "patches")])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["already_there"]
+    written = write_patches(report.results, tmp_path / "patches")
+    assert facts["patches"] == [
+        f"{tmp_path / 'patches'}: patches of {written.workloads} workloads",
+        *(f"no patch for {name}" for name in written.left_out),
+    ]
+    assert json.loads(CliRunner().invoke(cli.app, words).stdout)["patches"] == []
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")

@@ -280,6 +280,19 @@ def test_patches_are_refused_before_anything_is_computed(dataset: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_patches_that_would_replace_the_results_are_refused_before_anything_is_computed(
+    dataset: Path, tmp_path: Path
+) -> None:
+    patches = tmp_path / "patches"
+    patches.mkdir()
+    for out in (patches, patches / "out", tmp_path / "other" / ".." / "patches"):
+        done = run(str(dataset), "--out", str(out), "--no-model", "--patches", str(patches))
+        assert isinstance(done.exception, ConfigError)
+        assert "choose another folder" in str(done.exception)
+        assert f"--out {out}" in str(done.exception)
+    assert not any(patches.iterdir())
+
+
 def test_containers_to_patch_without_a_folder_for_patches_are_refused(dataset: Path, tmp_path: Path) -> None:
     done = run(str(dataset), "--out", str(tmp_path / "out"), "--no-model", "--patch-containers", "app")
     assert isinstance(done.exception, ConfigError)
