@@ -9,8 +9,10 @@ three changes begins; each is written as a dataset of its own below WORK, with f
 usage
     What every task uses grows by half within a day, up to its limit.
 kind
-    Tasks of a kind that was never seen arrive within half a day: copies of a fifth of the collections that run then,
-    under new names. They use 15 % of their limit, and about every four hours 60 to 95 % of it for an hour.
+    Tasks of a kind that was never seen arrive: copies, under new names, of a fifth of the tasks that run from then on.
+    They are drawn by collection within each file of the dataset, of which a collection has tasks in several. Those of
+    tasks that run already arrive within half a day, others with the task that they copy or up to half a day after the
+    change. They use 15 % of their limit, and about every four hours 60 to 95 % of it for an hour.
 limits
     Every limit is halved at once. What is used is cut off at it.
 
@@ -47,6 +49,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import SLOT_US
 from reclaim.features.splits import SplitConfig
 from reclaim.replay.equal_violation.sweep import Guards
 from reclaim.replay.experiment import Source
@@ -249,26 +252,30 @@ def by_part(
     """Return the violation and the reclaimed share of each way to reserve, by six hours since the change."""
     parts, of_part, count = np.unique(since_us // (_PART_H * _HOUR_US), return_inverse=True, return_counts=True)
     granted = np.bincount(of_part, limit)
+    until = int(since_us.max() + SLOT_US) // (_PART_H * _HOUR_US)  # the last part ends with the record
     found: dict[str, Any] = {"budget": budget, "hours": (parts * _PART_H).tolist(), "answers": count.tolist()}
     for way, held in reserved.items():
         above = np.bincount(of_part, violates(need, held))
         found[way] = {
             "times_the_budget": (above / count / budget).tolist(),
             "reclaimed": ratio(np.bincount(of_part, limit - held), granted).tolist(),
-            "back_h": back_within(parts, above, count, budget, least),
+            "back_h": back_within(parts, above, count, budget, least, until),
         }
     return found
 
 
 def back_within(
-    parts: NDArray[np.int64], above: NDArray[Any], count: NDArray[Any], budget: float, least: float
+    parts: NDArray[np.int64], above: NDArray[Any], count: NDArray[Any], budget: float, least: float, until: int
 ) -> int | None:
-    """Return the hours to the first part from which a day's violation lies between ``least`` and ``WITHIN[1]``."""
+    """Return the hours to the first part from which a day's violation lies between ``least`` and ``WITHIN[1]``.
+
+    Parts from ``until`` on are not whole, and no day that ends with one of them counts.
+    """
     day = 24 // _PART_H
-    for k in np.flatnonzero(parts >= 0):
-        some = slice(k, k + day)
-        if k + day <= len(parts) and least <= above[some].sum() / count[some].sum() / budget <= WITHIN[1]:
-            return int(parts[k]) * _PART_H
+    for first in parts[(parts >= 0) & (parts + day <= until)]:
+        some = (parts >= first) & (parts < first + day)
+        if least <= above[some].sum() / count[some].sum() / budget <= WITHIN[1]:
+            return int(first) * _PART_H
     return None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.ceiling import groups_of, table
+from benchmarks.ceiling import RESULTS, TREES, groups_of, table
 from reclaim.replay.open_loop.paired import RECLAIMED
 
 S = 1_000_000
@@ -71,3 +74,11 @@ def test_the_share_of_the_way_goes_from_the_best_statistical_estimator_to_the_ce
         "| one | 1 hour | cpu | 1 % | 60.0% (vpa (published)) | 70.0% | 75.0% [70.0%, 80.0%] | 85.0% | 0.67 |"
     )
     assert two == "| two | 1 hour | cpu | 1 % | - | - | 50.0% [40.0%, 60.0%] | 90.0% | - |"
+
+
+def test_the_page_says_how_many_pairs_a_model_of_the_ceiling_takes() -> None:
+    content = json.loads((RESULTS / "ceiling.json").read_text())
+    taken = {line["trees"]["max_pairs"] for of in content["datasets"].values() for line in of["lines"]}
+    assert taken == {TREES.max_pairs}
+    page = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text()
+    assert f"at most {TREES.max_pairs:,} pairs" in page.partition("\n## Ceiling\n")[2].partition("\n## ")[0]
