@@ -181,9 +181,10 @@ def _set_on_packed(
         machines = len(moments) * len(moments[0].machines)
         counts["few"] = machines * config.budgets.aggressive < 1
         placed = [_placed_by(at, config) for at in moments]
-        packed = PackedMoments(estimates, placed, config.policy, config.seed, source.engine)
-        steps = set_on_packed(contenders, packed)
-        *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=None)
+        with source.engine.pool() as pool:
+            packed = PackedMoments(estimates, placed, config.policy, config.seed, pool.each)
+            steps = set_on_packed(contenders, packed)
+            *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=None)
         reason = f"{MOST_CLONES} copies of the cell do not hold the tasks, for some estimators only"
         left_out += Counter({reason: len(packed.not_held)})
         counts["not_kept"] = packed.not_kept

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.windows import with_demand
 from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.closed_loop.constraints import Constraints
@@ -47,6 +46,8 @@ Ids = NDArray[np.int64]
 Packing = Callable[[Floats], tuple[NDArray[np.bool_], Floats]]
 """Packs under a margin or a price, shape (n_resources,). Says by resource whether the machines that come out keep the
 budget, and the least margin or price that keeps it on these very machines."""
+
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 ROUNDS: Final = 10
 """Largest number of packings of the moments for one margin: each margin changes the packing."""
@@ -88,8 +89,8 @@ class PackedMoments:
     policy : str
     seed : int
         Of the order in which machines are removed, one for each moment.
-    engine : Engine
-        Packs moments next to each other; the results do not depend on it.
+    each : callable
+        Yields the result of a function for every job, in the jobs' order, as ``map`` and ``Workers.each`` do.
 
     Attributes
     ----------
@@ -101,9 +102,9 @@ class PackedMoments:
     """
 
     def __init__(
-        self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int, engine: Engine = HERE
+        self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int, each: Each = map
     ) -> None:
-        self._estimates, self._moments, self._engine = estimates, moments, engine
+        self._estimates, self._moments, self._each = estimates, moments, each
         self._fewest = partial(_fewest, policy, seed)
         self.not_held: set[int] = set()
         self.not_kept: list[str] = []
@@ -191,8 +192,7 @@ class PackedMoments:
             )
             for at, its in zip(self._moments, mine, strict=True)
         ]  # fmt: skip
-        with self._engine.pool() as pool:
-            packed = pool.run(self._fewest, jobs, lambda _: None)
+        packed = self._each(self._fewest, jobs)
         machine, peaks, first = np.full(len(self._rows), -1, np.int64), [], 0
         for at, its, found in zip(self._moments, mine, packed, strict=True):
             if found is None:

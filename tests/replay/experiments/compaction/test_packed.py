@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.features.splits import TEST
@@ -91,6 +92,18 @@ def test_a_moment_that_no_clones_hold_is_left_out_and_named(
     assert found == PackedMoments(estimates, moments[:6], "hybrid", 1).set_machine(name, contenders)
     with pytest.raises(ConfigError, match=r"8 times the cell's machines do not hold .* at any of 2 moments"):
         PackedMoments(estimates, tiny[:2], "hybrid", 1).set_sum("borg", contenders)
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=2), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_margins_do_not_depend_on_who_packs_the_moments(
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint], engine: Engine
+) -> None:
+    here = PackedMoments(estimates, moments[:4], "hybrid", 1)
+    with engine.pool() as pool:
+        there = PackedMoments(estimates, moments[:4], "hybrid", 1, pool.each)
+        for name in contenders.machines:
+            assert there.set_machine(name, contenders) == here.set_machine(name, contenders)
+        assert there.set_sum("borg", contenders) == here.set_sum("borg", contenders)
 
 
 def packed_by_hand(moments: list[Checkpoint], booked: Sequence[Booked]) -> tuple[np.ndarray, np.ndarray]:
