@@ -130,6 +130,27 @@ def test_the_page_of_machines_counts_the_leads_that_are_kept() -> None:
     assert f"reclaims {min(points):.1f} to {max(points):.1f} points" in text
 
 
+def test_the_page_of_machines_has_the_violations_of_margins_that_follow_and_of_those_with_the_second_budget() -> None:
+    (_, _, *table) = (
+        (ROOT / "docs" / "machines.md").read_text().partition("**Budgets an hour ahead.**")[2].split("\n|")[1:]
+    )
+    shown = [[cell.strip() for cell in row.partition("\n")[0].strip("|").split("|")] for row in table[:4]]
+    of: dict[tuple[bool, str, str], list[float]] = {}
+    for key, one in kept("machines.json")["sets"].items():
+        (machine,) = (of for name, of in one["margins"].items() if name.endswith("(machine)"))
+        if key.endswith("-1h"):
+            for (margin, budget), how in product(
+                {"aggressive": 0.01, "baseline": 0.001}.items(), ("following", "held")
+            ):
+                rates = [r["violation_rate"]["value"] / budget for r in machine[f"{margin} {how}"].values()]
+                of.setdefault((key.partition("-")[0] in machines.GROUPED, how, margin), []).extend(rates)
+    for cells, (grouped, how) in zip(shown, product((False, True), ("following", "held")), strict=True):
+        large, small = (sorted(of[grouped, how, margin]) for margin in ("aggressive", "baseline"))
+        apart = [f", and {large.pop():.2f} (memory of `bitbrains`;"] if grouped and how == "following" else [""]
+        assert f"{large[0]:.2f} to {large[-1]:.2f}{apart[0]}" in cells[1]
+        assert f"{small[0]:.1f} to {small[-1]:.1f}" == cells[2]
+
+
 def test_the_page_of_machines_says_what_the_second_budget_costs() -> None:
     text = " ".join((ROOT / "docs" / "machines.md").read_text().split())
     cost: dict[str, list[float]] = {}
