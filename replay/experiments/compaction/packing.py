@@ -182,7 +182,7 @@ class _Machines(NamedTuple):
     allowed: NDArray[np.bool_]
     """Shape (n_sets, n or more)."""
     kind: NDArray[np.int64]
-    """Which machines have the same capacity, shape (n,): empty ones are alike to a task that both may take."""
+    """Class of machines of the same capacity, shape (n,): empty ones are alike to a task that both may take."""
     seen: NDArray[np.int64]
     """Last task for which an empty machine of each kind was looked at, shape (n_kinds,)."""
     empty: NDArray[np.bool_]
