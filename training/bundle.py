@@ -314,7 +314,8 @@ def copy_bundle(reference: str, folder: Path) -> ModelLocation:
     origin = {"name": found.name, "version": found.version, "run_id": found.run_id}
     with replaced_folder(folder) as fresh:
         shutil.copytree(found.folder, fresh, dirs_exist_ok=True)
-        (fresh / ORIGIN_FILE).write_text(json.dumps(origin, indent=2))
+        if found.registered or not (fresh / ORIGIN_FILE).is_file():  # the copy of a copy keeps its origin
+            (fresh / ORIGIN_FILE).write_text(json.dumps(origin, indent=2))
     return found
 
 
