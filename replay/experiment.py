@@ -129,6 +129,7 @@ class Measured:
     ----------
     results : dict
         The experiment's own part of ``results.json``; inputs, dataset, command and definitions are added by the caller.
+        Its ``estimators`` is a list with the ``name`` and the ``kind`` of each, which the page and its figures read.
         Its ``dataset`` is added to the facts of the dataset: ``open_loop.period.period_facts``, by custom.
     definitions : mapping of str to str
         Term to meaning, for every number in the results that does not explain itself.

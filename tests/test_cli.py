@@ -145,6 +145,7 @@ MISTAKES = [
     (("replay", "margins", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),
     (("replay", "margins", "nowhere", "--out", "o", "--no-model", "--model", "m@1"), "--no-model and --model m@1"),
     (("recommend", "nowhere", "--out", "o", "--no-model", "--model", "m@1"), "--no-model and --model m@1"),
+    (("recommend", "nowhere", "--out", "o", "--json", "-f", "csv"), "--json and --format csv both say what to print"),
     (("replay", "frontier", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),
     (("replay", "what-if", "nowhere", "--out", "o", "--set", "margin=wide"), "margin must be one of"),
     (("compare", "--experiment", "margin"), "--experiment: expected one of margins, ratios, "),

@@ -28,7 +28,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Budgets, Gu
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import UNKNOWN_LIMITS, Earlier, ForecastEstimator
 from reclaim.training.models.oom_calibration import Calibrated
-from reclaim.training.tracking.references import ModelLocation, find_model, find_served
+from reclaim.training.tracking.references import BUILTIN_FOLDER, ModelLocation, find_model, find_served
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,9 +232,11 @@ def load_bundle(folder: Path) -> Bundle:
     try:
         return _load(folder)
     except damages as error:
+        remedy = "train again with `reclaim train`"
+        if folder == BUILTIN_FOLDER:
+            remedy = "train without it, `reclaim train DATASET --set prior=none --set against_builtin=false`"
         raise ModelError(
-            f"{folder}: the files of the model are damaged or of another release ({error!r}); "
-            "train again with `reclaim train`"
+            f"{folder}: the files of the model are damaged or of another release ({error!r}); {remedy}"
         ) from error
 
 
@@ -312,7 +314,8 @@ def copy_bundle(reference: str, folder: Path) -> ModelLocation:
     origin = {"name": found.name, "version": found.version, "run_id": found.run_id}
     with replaced_folder(folder) as fresh:
         shutil.copytree(found.folder, fresh, dirs_exist_ok=True)
-        (fresh / ORIGIN_FILE).write_text(json.dumps(origin, indent=2))
+        if found.registered or not (fresh / ORIGIN_FILE).is_file():  # the copy of a copy keeps its origin
+            (fresh / ORIGIN_FILE).write_text(json.dumps(origin, indent=2))
     return found
 
 

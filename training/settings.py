@@ -162,7 +162,7 @@ class TrainConfig:
     estimator: str = "network"
     """``network`` or ``trees``, or another of ``estimators.registry.LEARNED``."""
     horizon_s: int = 3_600
-    """The horizon a reservation is promised for, in seconds: 300, 3600 or 86400."""
+    """The horizon a reservation is promised for, in seconds: 300, 3600 or 86400 (``features.targets.HORIZONS_S``)."""
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of task-windows that may violate, for the baseline and the aggressive price."""
     by_tier: bool = False

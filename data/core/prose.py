@@ -14,6 +14,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
+def counted(n: float, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{n:g} {noun}{'s' * (n != 1)}"
+
+
 def duration(hours: float) -> str:
     """Return a duration given in hours, as text in a suitable unit."""
     size, unit = next((u for u in ((24.0, "days"), (1.0, "h"), (1 / 60, "min")) if hours >= 2 * u[0]), (1 / 3600, "s"))

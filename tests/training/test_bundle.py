@@ -284,10 +284,13 @@ def test_a_copied_bundle_says_what_it_is_a_copy_of_and_replaces_only_a_model(
     x = np.random.default_rng(0).random((4, N_FEATURES), np.float32)
     copied = load_bundle(tmp_path / "model").forecaster.predict(x)
     assert np.array_equal(copied.quantiles, bundle.forecaster.predict(x).quantiles)
+    monkeypatch.undo()
+    copy_bundle(str(tmp_path / "model"), tmp_path / "again")
+    assert json.loads((tmp_path / "again" / ORIGIN_FILE).read_text()) == facts
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match="notes: exists and holds no model"):
-        copy_bundle("reclaim@champion", tmp_path / "notes")
+        copy_bundle(str(tmp_path / "model"), tmp_path / "notes")
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
 
 

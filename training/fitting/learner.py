@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -120,7 +120,8 @@ class Learner(ABC):
         try:
             return self.settings(**config.own)
         except TypeError as error:
-            raise ConfigError(f"params of {config.estimator}: {error}") from error
+            known = ", ".join(one.name for one in fields(self.settings))
+            raise ConfigError(f"params of {config.estimator} ({known}): {error}") from error
 
 
 class RowsLearner(Learner):

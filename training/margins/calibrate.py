@@ -140,7 +140,8 @@ def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.boo
                 cause = _NO_USAGE
             else:
                 cause = (
-                    "their period or the trace ends within the horizon of each, or their tasks have no later windows"
+                    "their period or the trace ends within the horizon of each, or their tasks have no later windows; "
+                    "set a shorter horizon_s, or ingest a longer history"
                 )
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isnan
 from typing import Final
 
+from reclaim.data.core.prose import counted
 from reclaim.replay.experiments.recommend.policy import Policy, RecommendConfig
 
 PRESENT: Final = "present request"
@@ -13,7 +14,7 @@ PRESENT: Final = "present request"
 
 def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) -> dict[str, str]:
     """Return the meaning of the terms of the results."""
-    days = f"{config.hold_days:g} day{'s' * (config.hold_days != 1)}"
+    days = counted(config.hold_days, "day")
     of_request = "What a task asks for and is placed by"
     return {
         "workload": "A collection: tasks that share one request. In Kubernetes, one container of a Deployment, "
@@ -45,8 +46,8 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         + (" Jobs, bare and static pods that are over count in no sum, because those of a week never ran together. "
            "Containers that their pods no longer have count in none either." if kubernetes else ""),
         "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
-        f"{config.history_days:g} days since its first window and {config.ran_hours:g} hours of windows, nor where "
-        "the test part has no window of it, so that the back-test says nothing.",
+        f"{counted(config.history_days, 'day')} since its first window and {counted(config.ran_hours, 'hour')} of "
+        "windows, nor where the test part has no window of it, so that the back-test says nothing.",
         "over budget": f"A request is not lowered where its workload violated more than {config.most_over:g} times the "
         "budget, beyond the noise; in a back-test of under four days the rate itself counts. Nor is any where all "
         f"workloads together violated more than {config.most_over_in_all:g} times the budget.",

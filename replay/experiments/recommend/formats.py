@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from reclaim.data.core.prose import counted
 from reclaim.data.schema import COLLECTION_ID, RESOURCES
 from reclaim.replay.experiment import Results
 from reclaim.replay.experiments.recommend.lines import is_over
@@ -82,8 +83,8 @@ def as_krr_json(results: Results) -> str:
         "scans": scans,
         "score": int((len(scans) - cost) / len(scans) * 100) if scans else 0,
         "resources": list(RESOURCES),
-        "description": f"reclaim recommend: requests for {results['hold_days']:g} days ahead, set by the estimator "
-        "that reclaimed most on the validation part of the history and judged on the test part",
+        "description": f"reclaim recommend: requests for {counted(results['hold_days'], 'day')} ahead, set by the "
+        "estimator that reclaimed most on the validation part of the history and judged on the test part",
         "strategy": {"name": "reclaim", "settings": {"hold_days": results["hold_days"], "budget": results["budget"]}},
         "errors": [],
         "clusterSummary": {},

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import is_first
+from reclaim.data.core.prose import counted
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import LEARNED
@@ -263,8 +264,8 @@ def _in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, pol
         + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else "")
         + ("" if np.isnan(policy.largest_memory) else ", no more than the largest machine has"),
         "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
-        "unknown": f"kept: no answer yet, or for a lower request less than {config.history_days:g} days since the "
-        f"first window, than {config.ran_hours:g} hours of windows, or than one window in the back-test",
+        "unknown": f"kept: no answer yet, or for a lower request less than {counted(config.history_days, 'day')} since "
+        f"the first window, than {counted(config.ran_hours, 'hour')} of windows, or than one window in the back-test",
         "autoscaler": "kept: a horizontal autoscaler scales on it",
         "no request": "none is set and nothing was measured",
         "over budget": f"kept: with {basis}, this workload violated more than {config.most_over:g} times the budget, "

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.splits import TEST, TEST_UNSEEN, VALID
 from reclaim.replay.experiment import ORACLE, STATISTICAL, Experiment, Measured, Source
@@ -47,9 +48,13 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
 
     Raises
     ------
+    ConfigError
+        There is a value of reclaimed resources, and no model to price by it.
     HistoryTooShortError
         No window of the validation or of the test period can be judged.
     """
+    if config.value.known and not source.bundles:
+        raise ConfigError("value.* has no effect without a model, whose price it sets; name one or leave it out")
     kubernetes = names.is_kubernetes(source.dataset)
     policy = config.policy(kubernetes=kubernetes, largest_memory=source.dataset.cell().largest_machine[1])
     with source.timed("read"):

@@ -51,11 +51,13 @@ def end_if_refused(promotion: Promotion | None) -> None:
 
 
 def bundle(
-    model: Annotated[str, typer.Argument(help="NAME@ALIAS or NAME/VERSION.", metavar="MODEL")],
+    model: Annotated[
+        str, typer.Argument(help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`.", metavar="MODEL")
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR", parser=here)],
     as_json: AsJson = False,
 ) -> None:
-    """Copy a registered model into a folder, for `--model DIR` on a machine without the registry, and for a bento."""
+    """Copy a model into a folder, for `--model DIR` on a machine without the registry, and for a bento."""
     from reclaim.training.bundle import copy_bundle
 
     print_result(results.of_bundle(copy_bundle(model, out), out), as_json)

@@ -83,9 +83,12 @@ def recommend(
     """
     from reclaim.config import load_config
     from reclaim.data.core.engine.workers import Engine
+    from reclaim.data.errors import ConfigError
     from reclaim.replay.runs.catalogue import RECOMMEND, load_experiment
     from reclaim.replay.runs.run import run_experiment
 
+    if as_json and format_ != "table":
+        raise ConfigError(f"--json and --format {format_} both say what to print; leave one of them out")
     experiment = load_experiment(RECOMMEND)
     given = [*(assignments or ()), *_given(min_change, anonymise=anonymise)]
     settings = load_config(experiment.config, config, given)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from reclaim.data.core.prose import amount, duration, interval, number, percent, points
+from reclaim.data.core.prose import amount, counted, duration, interval, number, percent, points
 
 
 def test_a_number_has_four_digits_or_is_whole_from_a_thousand_on() -> None:
     values = (None, 0.0, 3.0, 0.123456, 999.94, 1000.4, -1234.5678, 1_234_567.0)
     assert [number(value) for value in values] == ["-", "0", "3", "0.1235", "999.9", "1,000", "-1,235", "1,234,567"]
+
+
+def test_one_of_a_noun_is_in_the_singular() -> None:
+    assert [counted(n, "day") for n in (1.0, 0.5, 2)] == ["1 day", "0.5 days", "2 days"]
 
 
 def test_a_duration_is_in_the_largest_unit_of_which_there_are_two() -> None:

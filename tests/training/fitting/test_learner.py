@@ -109,7 +109,7 @@ def test_its_settings_are_searched(dataset: Path, config: TrainConfig) -> None:
 
 
 def test_settings_that_it_does_not_have_are_refused(dataset: Path, config: TrainConfig) -> None:
-    with pytest.raises(ConfigError, match=r"params of constant: .*leaves"):
+    with pytest.raises(ConfigError, match=r"params of constant \(levels, max_samples, raised\): .*leaves"):
         run_training(dataset, replace(config, params={"leaves": 3}))
 
 

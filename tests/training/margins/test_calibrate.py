@@ -267,7 +267,9 @@ def test_no_known_row_is_an_error_that_names_the_resource_and_the_cause() -> Non
     with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 validation rows .*; no row has a usage of it"):
         known_rows(windows, target)
     windows.usage[:, MEMORY_MAX] = 1.0
-    with pytest.raises(HistoryTooShortError, match=r"memory: 0 of 5 .*; their period or the trace ends within the ho"):
+    with pytest.raises(
+        HistoryTooShortError, match=r"memory: 0 of 5 .*; their period or .*; set a shorter horizon_s, or in"
+    ):
         known_rows(windows, target)
     with pytest.raises(HistoryTooShortError, match=r"cpu: 0 of 0 .*; the validation period has no .*a wrong time"):
         known_rows(_windows(0), target[:0])

@@ -43,6 +43,7 @@ from reclaim.replay.experiments.recommend.policy import RecommendConfig
 from reclaim.replay.experiments.recommend.series import largest_task
 from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
+from reclaim.training.margins.value import Value
 from tests.browser import found_in
 from tests.replay.experiments.recommend.test_series import HOUR, first_ends, rows_of
 
@@ -397,6 +398,18 @@ def test_the_page_of_a_dataset_without_names_says_that_it_is_anonymous(
     monkeypatch.setattr(names, "is_anonymous", lambda _: True)
     config = replace(CONFIG, estimators=("max-so-far",), tune=False)
     assert recommend(dataset, tmp_path / "out", config).results["anonymous"]
+
+
+def test_a_value_is_refused_where_no_model_takes_part(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"value\.\* has no effect without a model"):
+        recommend(dataset, tmp_path / "out", replace(CONFIG, value=Value(core_hour=0.1, violation=3.0)))
+
+
+@pytest.mark.parametrize(("decisions", "said"), [(1, "once"), (2, "2 times")])
+def test_the_page_says_how_often_requests_were_set(report: ReplayReport, decisions: int, said: str) -> None:
+    results = report.results | {"dataset": report.results["dataset"] | {"test_decisions": decisions}}
+    figures = {name: report.folder / f"{name}.svg" for name in EXPERIMENT.figures}
+    assert f"requests were set\n{said}, each from" in render_page(EXPERIMENT, results, figures)
 
 
 def test_the_times_and_collections_of_the_backtest_by_hand() -> None:
