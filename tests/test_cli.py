@@ -133,7 +133,7 @@ MISTAKES = [
     (("ingest", ".", "out"), "no files of a google-v3 trace"),
     (
         ("ingest", ".", "out", "--trace", "google-v9"),
-        "trace must be one of google-v3, google-v2.1, alibaba-2017, kubernetes, recorded, series, got 'google-v9'",
+        f"trace must be one of {', '.join(TRACES)}, got 'google-v9'",
     ),
     (("features", "nowhere"), "nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one"),
     (
