@@ -407,7 +407,7 @@ def test_a_value_is_refused_where_no_model_takes_part(dataset: Path, tmp_path: P
 
 @pytest.mark.parametrize(("decisions", "said"), [(1, "once"), (2, "2 times")])
 def test_the_page_says_how_often_requests_were_set(report: ReplayReport, decisions: int, said: str) -> None:
-    results = report.results | {"dataset": report.results["dataset"] | {"test_decisions": decisions}}
+    results = {**report.results, "dataset": {**report.results["dataset"], "test_decisions": decisions}}
     figures = {name: report.folder / f"{name}.svg" for name in EXPERIMENT.figures}
     assert f"requests were set\n{said}, each from" in render_page(EXPERIMENT, results, figures)
 
