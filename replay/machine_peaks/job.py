@@ -107,7 +107,7 @@ def predict_peaks(
     Raises
     ------
     ConfigError
-        The file to write is the one to read, or a folder.
+        The file to write is the one to read, a folder, or has the ending of CSV.
     SchemaError
         A column is missing or of the wrong type, or a row is not in order, is there twice, or holds what cannot be:
         null, NaN, infinity, a negative number. The message names the column and the row, counted from 0.
@@ -120,6 +120,8 @@ def predict_peaks(
         raise ConfigError(
             f"{out}: expected the name of a new file, got {'a folder' if out.is_dir() else 'the samples'}"
         )
+    if out.suffix == ".csv":
+        raise ConfigError(f"{out}: Parquet is written; name a file that ends with .parquet")
     with _open(samples) as file:
         machine_type = _check_columns(samples, file.schema_arrow)
         schema = _schema(machine_type, predictors)

@@ -195,6 +195,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     for out in (path, tmp_path):
         with pytest.raises(ConfigError, match="expected the name of a new file"):
             predict_peaks(path, out)
+    with pytest.raises(ConfigError, match=r"a\.csv: Parquet is written; name a file that ends with \.parquet"):
+        predict_peaks(path, tmp_path / "a.csv")
 
 
 def test_predictors_are_chosen_by_name() -> None:
