@@ -347,8 +347,9 @@ def test_tasks_without_estimation_count_their_limit(bundle: Bundle) -> None:
     memory = steady(bundle)
     memory.tell(fact_rows(estimation={2: False}))
     for at in range(20):
-        memory.write(windows_of(one_task(at), one_task(at, 0.9, task=2)))
+        memory.write(windows_of(one_task(at), one_task(at, 0.1 if at < 10 else 0.9, task=2)))
     assert counts(memory)[1] == [0, 0]  # 0.2 and the limit of 1 are reserved
+    assert counts(memory)[0] == [6, 6]
 
 
 def test_a_machine_of_tasks_without_estimation_alone_has_no_answer(bundle: Bundle) -> None:
