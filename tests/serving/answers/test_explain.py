@@ -13,7 +13,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.models.loader import load_model
-from reclaim.serving.wire.schemas import Resources, Units
+from reclaim.serving.wire.schemas import ResourceLimit, Resources, Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.price import Price, three_prices
@@ -78,6 +78,27 @@ def test_a_task_that_used_all_of_its_limit_counts_all_of_a_raised_one_until_its_
     assert explained.steps[1].amounts == explained.task.reservation
     memory.write(windows_of({"at": 12, "limit": 8.0, "cpu": 2.0, "memory": 2.0}))
     assert (memory.answers((1, 0)).estimate.reservation < 8.0).all()
+
+
+def test_a_limit_that_has_changed_since_changes_no_probability_of_an_amount_and_is_all_that_an_opt_out_leaves() -> None:
+    memory = memory_with(load_model("builtin").bundle)
+    for at in range(12):
+        memory.write(windows_of({"at": at, "limit": 2.0, "cpu": 0.2 + 0.1 * (at % 3), "memory": 0.4}))
+    before = explain(memory.answers((1, 0)), Units())
+    memory.tell(fact_rows({"task": 1, "limit": 8.0}))
+    after = explain(memory.answers((1, 0)), Units())
+    assert before.exceedance is not None
+    assert after.exceedance is not None
+    assert after.task.reservation is not None
+    assert after.task.reservation.memory < 2.0  # not all of the earlier limit was reserved
+    assert after.exceedance.memory == before.exceedance.memory
+    assert after.task.quantiles == before.task.quantiles  # amounts, not shares
+    assert after.last_window is not None
+    assert after.last_window.limit == ResourceLimit(cpu=2.0, memory=2.0)  # the window's own
+    memory.tell(fact_rows(estimation={1: False}))
+    explained = explain(memory.answers((1, 0)), Units())
+    assert explained.by_margin == dict.fromkeys(MARGIN_NAMES, Resources(cpu=8.0, memory=8.0))
+    assert explained.task.reservation == Resources(cpu=8.0, memory=8.0)
 
 
 def test_a_task_known_by_its_facts_alone_counts_its_limit_and_has_no_step_and_no_forecast() -> None:

@@ -22,6 +22,7 @@ from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.serving.wire.errors import ClientLeftError, RequestError, parse_body
 from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, FitRequest
 from reclaim.training.bundle import Bundle
+from reclaim.training.machines.following import LARGEST
 from reclaim.training.machines.terms import N_TERMS, RATES, T_HELD
 from tests.serving.answers.machines_by_hand import (
     ALONE,
@@ -122,6 +123,11 @@ def test_a_candidate_that_is_unknown_or_held_at_its_limit_costs_its_limit(three:
     opted_out, unknown = fitted_to(three, candidates=named, capacity=both(5.0)).candidates
     assert (opted_out.known, opted_out.limit.cpu, unknown.known, unknown.collection_id) == (False, 1.0, False, 77)
     assert [c.places[0].cost.cpu for c in (opted_out, unknown)] == pytest.approx([1.0, 0.5])
+
+
+def test_the_largest_budget_for_which_peaks_are_known_is_answered(three: Memory) -> None:
+    answer = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(9.0), budget=LARGEST)
+    assert (answer.margin, answer.budget) == (None, LARGEST)
 
 
 def test_most_names_the_cheapest_and_equal_costs_come_by_id(bundle: Bundle) -> None:

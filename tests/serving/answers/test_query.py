@@ -13,7 +13,7 @@ import pytest
 
 from reclaim.data.windows import Cell
 from reclaim.features.groups import TIER_LABELS
-from reclaim.serving.answers.query import Page, margins_of, page_of
+from reclaim.serving.answers.query import Page, machines_from, margins_of, page_of
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.models.scorer import Scorer, violations_of
@@ -47,6 +47,20 @@ def test_pages_have_every_task_of_a_cell_once_and_none_is_empty() -> None:
     asked = page_of(CellQuery(after="2:3"), cell, None, whole=False)
     assert asked.key is not None
     assert asked.key.tolist() == names[3:]
+
+
+def test_pages_have_every_machine_once_and_none_is_empty() -> None:
+    machine = np.array([0, 3, 4, 9, 10, 12])
+    for size in range(1, 8):
+        found, after = [], None
+        while len(found) < 9:
+            page, following = machines_from(machine, after, size)
+            found.append(page)
+            if following is None:
+                break
+            after = int(following)
+        assert found == [machine[k : k + size].tolist() for k in range(0, 6, size)]
+    assert machines_from(machine, 5, 2) == ([9, 10], "10")  # a machine that has gone since
 
 
 def test_pages_have_every_task_of_a_list_once_in_its_order_with_its_limit() -> None:

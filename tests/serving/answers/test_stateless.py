@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from reclaim.serving.answers.stateless import (
     answer,
     cell_from_request,
     model_info,
+    other_units,
     under_current_limit,
     windows_from_request,
 )
@@ -260,6 +262,13 @@ def test_a_target_without_a_fit_is_null_and_its_resource_keeps_the_limit(model: 
 def _without(windows: list[Json]) -> list[Json]:
     """Return the windows without what the guards hold or raise a reservation by."""
     return [{k: v for k, v in w.items() if k not in ("scheduled_us", "memory_max", "memory_mean")} for w in windows]
+
+
+def test_units_are_compared_from_thirty_tasks_on() -> None:
+    told: list[Any] = []
+    bundle: Any = SimpleNamespace(other_units=lambda mean: told.append(mean) or "other")
+    assert [other_units(bundle, np.full((n, 2), 3.0)) for n in (29, 30)] == [None, "other"]
+    assert told == [(3.0, 3.0)]
 
 
 def test_an_answer_names_model_margin_and_levels(model: LoadedModel, history: History) -> None:

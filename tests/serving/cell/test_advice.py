@@ -23,6 +23,15 @@ def test_a_history_is_worth_training_on_from_two_days_and_700_task_days(days: fl
     assert (worth_training(days, tasks) is not None) == worth
 
 
+def test_a_price_that_was_given_is_not_said_to_be_one_of_validation(bundle: Bundle) -> None:
+    machines = Memory(SETTINGS, bundle).tracker.prices.machines
+    own = np.full((2, len(TIER_LABELS), 2), np.nan)
+    own[:, 0] = (1.0, 1.0)
+    dear = three_prices(*(Price(name, (9.0, 9.0), given=(True, False)) for name in ("baseline", "aggressive")))
+    told = prices_apart(Prices(dear, dear, Budgets(), machines, None, own))
+    assert [line.partition(":")[0] for line in told] == ["memory, baseline", "memory, aggressive"]
+
+
 def test_prices_a_factor_of_four_apart_in_every_tier_are_told(bundle: Bundle) -> None:
     prices = three_prices(Price("baseline", (40.0, 200.0)), Price("aggressive", (4.0, 2.0)))
     machines = Memory(SETTINGS, bundle).tracker.prices.machines

@@ -176,6 +176,37 @@ def test_a_task_counts_once_by_its_latest_outcome_for_one_to_two_periods() -> No
     assert counts() == (0, 0, 0)
 
 
+def test_the_latest_claim_of_a_task_counts_though_no_more_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reclaim.serving.cell.claims.MOST_CLAIMS", 1)  # so two tasks are
+    claims = Claims(lambda: 0.0)
+    for end_us in (W, 2 * W):
+        claims.refuse(np.array([[task, 0] for task in (7, 8, 9)]), np.full(3, end_us), np.full(3, -1))
+    assert [values.tolist() for values in claims.claims()] == [[[7, 0], [8, 0]], [2 * W] * 2, [-1] * 2]
+
+
+def test_a_majority_that_moved_the_clock_does_not_count_towards_how_long_the_next_one_lasts() -> None:
+    now_s = 0.0
+    claims = Claims(lambda: now_s)
+    claims.refuse(np.array([[7, 0]]), np.array([W]), np.array([-1]))
+    now_s = PERIOD_S
+    assert claims.lasting
+    claims.clear()
+    claims.refuse(np.array([[7, 0]]), np.array([W]), np.array([-1]))
+    assert not claims.lasting
+
+
+def test_tasks_whose_windows_do_not_end_at_the_same_time_all_count_as_sending(start: Start) -> None:
+    memory = start()
+    later = 100_000_000
+    told = [{"task": task, "start_us": task % 2 * later, "end_us": W + task % 2 * later} for task in range(20)]
+    assert set(memory.write(windows_of(*told))) == {TAKEN}
+    assert memory.clock.latest_us == W + later
+    # of the 20 tasks three are more than a tenth: the clock stands where three are, not where two of ten would be
+    ahead = [{"task": task, "start_us": W + later, "end_us": 2 * W + task * 10_000_000} for task in (1, 3, 5)]
+    assert set(memory.write(windows_of(*ahead))) == {TAKEN}
+    assert memory.clock.latest_us == 2 * W + 10_000_000
+
+
 def test_a_client_that_is_wrong_for_hours_is_not_believed_while_the_cell_goes_on(start: Start) -> None:
     memory = start()
     for at in range(4 * HOUR):
@@ -224,6 +255,13 @@ def test_with_this_machines_clock_the_windows_of_a_trace_are_named(start: Start)
     assert "RECLAIM_CLOCK=trace" in str(old.clock.problem)
 
 
+@pytest.mark.parametrize(("more_us", "named"), [(0, False), (1, True)])
+def test_windows_more_than_a_day_before_this_machines_time_are_named(start: Start, more_us: int, named: bool) -> None:
+    memory = start(now_us=2 * 10**15 // W * W + more_us, clock="unix")
+    assert memory.send(range(3), memory.now_us // W - 1 - 24 * HOUR) == {TAKEN}
+    assert ("1 days before this machine's time" in str(memory.clock.problem)) == named
+
+
 def test_windows_taken_while_this_machines_time_was_ahead_are_named_once_it_is_set_back(start: Start) -> None:
     memory = start(now_us=10 * W, clock="unix")
     assert memory.send(range(10), 9) == {TAKEN}
@@ -238,12 +276,23 @@ def test_windows_taken_while_this_machines_time_was_ahead_are_named_once_it_is_s
     assert memory.clock.problem is None
 
 
+def test_a_task_is_not_forgotten_sooner_where_this_machines_time_was_behind_when_its_window_came(start: Start) -> None:
+    memory = start(now_us=1_000 * W, clock="unix", forget_s=3_600, ahead_s=3_600)
+    assert memory.send(range(1), 1_009) == {TAKEN}  # ends in 50 minutes
+    for minutes, forgotten in ((109, []), (111, [0])):  # by this machine's time, an hour after the window or more
+        memory.now_us = 1_000 * W + minutes * 60_000_000
+        assert memory.send(range(1, 2), memory.now_us // W) == {TAKEN}
+        assert memory.expire() == forgotten
+
+
 def test_a_trace_that_is_sent_again_is_named_until_its_tasks_go_on(start: Start) -> None:
     memory = start()
     for at in range(4 * HOUR):
         memory.send(range(10), at)
     assert memory.send(range(2), 0) == {OUTCOMES.index("too_late")}
     assert memory.clock.problem is None  # two of ten
+    assert memory.send(range(2, 10), 0) == {OUTCOMES.index("too_late")}
+    assert memory.clock.problem is None  # as many as were taken
     memory.passed_s = 2 * PERIOD_S
     assert memory.send(range(10), 0) == {OUTCOMES.index("too_late")}
     assert "windows of 10 tasks were refused recently as too late, and those of 0 taken" in str(memory.clock.problem)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reclaim.features.registry import AT
-from reclaim.serving.cell.outcomes import IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, why
+from reclaim.serving.cell.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, why
 from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import Memory, S, W, assert_same, fact_rows, facts_of, memory_with, told_by, windows_of
 
@@ -142,6 +142,30 @@ def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
     assert facts_of(memory)["limit"].tolist() == [5.0, 5.0]
 
 
+def test_the_limit_of_a_late_window_is_not_current_in_one_call_or_in_two_nor_that_of_a_window_that_tells_none(
+    bundle: Bundle,
+) -> None:
+    one, many = (memory_with(bundle) for _ in range(2))
+    told: list[dict[str, Any]] = [{"at": 2, "limit": 5.0}, {"at": 1, "limit": 0.5}, {"at": 3, "limit": None}]
+    one.write(windows_of(*told))
+    assert [many.write(windows_of(window)) for window in told] == [[TAKEN], [LATE], [TAKEN]]
+    for memory in (one, many):
+        assert facts_of(memory)["limit"].tolist() == facts_of(memory)["granted"].tolist() == [5.0, 5.0]
+        memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 5 * W}))
+        assert memory.write(windows_of({"at": 5, "limit": None})) == [TAKEN]
+        assert memory.write(windows_of({"at": 4, "limit": 7.0})) == [LATE]  # it began before that of the fact, too
+        assert facts_of(memory)["limit"].tolist() == facts_of(memory)["granted"].tolist() == [4.0, 4.0]
+
+
+def test_a_late_window_between_two_of_the_same_limit_changes_no_limit(memory: Memory) -> None:
+    memory.write(windows_of({"at": 0}, {"at": 3}))
+    assert facts_of(memory)["limit_us"] == 0  # before the late one
+    assert memory.write(windows_of({"at": 1, "limit": 4.0}, {"at": 2, "limit": 4.0})) == [LATE, LATE]
+    assert facts_of(memory)["limit"].tolist() == [1.0, 1.0]
+    assert memory.write(windows_of({"at": 4, "limit": None})) == [TAKEN]
+    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]
+
+
 def test_facts_from_before_the_first_window_do_not_expire_with_it(memory: Memory) -> None:
     memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 2, "limit": 2.0}))
     begin = 1_800_000_000 * S // W  # a clock that begins long after 0
@@ -201,10 +225,30 @@ def test_a_limit_counts_for_windows_that_begin_after_it(memory: Memory) -> None:
 def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
     memory.write(windows_of({"at": 0}))
     far = 2**50
+    ahead = f"more than {memory.settings.ahead:g} s ahead of the cell's clock, which stands at {W} µs"
+    assert ahead in why(IN_THE_FUTURE, memory.settings, memory.tracker.clock)
     facts = fact_rows({"task": 1, "limit": 2.0, "since_us": far}, {"task": 1, "scheduled_us": far},
                       {"task": 1, "limit": 2.0}, {"task": 1, "ended_us": far})  # fmt: skip
     assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, TAKEN, IN_THE_FUTURE]
     assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
+
+
+def test_a_run_may_begin_when_its_first_window_ends_and_end_when_it_began(memory: Memory) -> None:
+    assert memory.write(windows_of({"at": 4, "scheduled_us": 5 * W})) == [TAKEN]
+    memory.tell(fact_rows({"task": 2, "limit": 1.0, "scheduled_us": 5 * W}))
+    gone = memory.tell(fact_rows({"task": 2, "ended_us": 5 * W}))  # it failed at once
+    assert len(gone) == 1
+    assert memory.tracker.names()[:, 0].tolist() == [1]
+
+
+def test_an_end_is_remembered_for_as_long_as_windows_may_be_late(bundle: Bundle) -> None:
+    memory = memory_with(bundle, lateness_s=7_200.0)
+    memory.write(windows_of({"task": 1}, {"task": 2}))
+    memory.tell(fact_rows({"task": 1, "ended_us": W}))
+    for at in range(1, 20):  # more than an hour and a half
+        memory.write(windows_of({"task": 2, "at": at}))
+    memory.expire()
+    assert memory.write(windows_of({"task": 1})) == [ENDED]
 
 
 def test_of_failures_in_any_order_the_last_one_that_says_what_it_was_counts(memory: Memory) -> None:

@@ -197,6 +197,15 @@ def test_only_the_last_window_of_a_write_has_an_answer_and_all_are_held_against_
     assert [came >> bit & 1 for bit in (0, 2, 4)] == [1, 1, 1]  # CPU: by the second of the four, for either budget
 
 
+def test_the_clock_of_prices_moves_to_the_last_window_of_a_write(bundle: Bundle) -> None:
+    memory = Memory(SETTINGS, bundle)
+    for at in range(5):
+        memory.write(windows_of(*({"task": task, "at": at, "cpu": 0.9 if at == 4 else 0.1} for task in range(8))))
+    before = memory.tracker.prices.now
+    memory.write(windows_of({"task": 8, "at": 4}, {"task": 9, "at": 5}))  # the slot of the violations is over
+    assert memory.tracker.prices.now != before
+
+
 def test_a_promotion_begins_again_at_the_prices_of_the_new_model(bundle: Bundle) -> None:
     memory = served(bundle, cell())
     other = replace(bundle, prices=three_prices(Price("baseline", (50.0, 50.0)), Price("aggressive", (5.0, 5.0))))

@@ -16,6 +16,7 @@ from reclaim.data.core.state import part_of
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
+from reclaim.serving.answers.encode import machine_margins
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import sums_of
 from reclaim.serving.answers.machines import explain_machine
@@ -347,8 +348,9 @@ def test_tasks_without_estimation_count_their_limit(bundle: Bundle) -> None:
     memory = steady(bundle)
     memory.tell(fact_rows(estimation={2: False}))
     for at in range(20):
-        memory.write(windows_of(one_task(at), one_task(at, 0.9, task=2)))
+        memory.write(windows_of(one_task(at), one_task(at, 0.1 if at < 10 else 0.9, task=2)))
     assert counts(memory)[1] == [0, 0]  # 0.2 and the limit of 1 are reserved
+    assert counts(memory)[0] == [6, 6]
 
 
 def test_a_machine_of_tasks_without_estimation_alone_has_no_answer(bundle: Bundle) -> None:
@@ -374,6 +376,11 @@ def test_the_share_of_the_machines_that_passed_at_once_and_the_largest_of_the_da
         memory.write(windows_of(*(one_task(at, 0.9 if m < hot else 0.1, task=m, machine_id=m) for m in range(4))))
     assert margins(memory).at_once[0].tolist() == [0.0, 0.0]  # those of slot 7: the last one known
     assert margins(memory).most_at_once[0].tolist() == [0.75, 0.0]
+    told, *_ = machine_margins(memory.tracker.prices.machines)
+    assert (told.margin, told.resource, told.at_once, told.most_at_once) == ("baseline", "cpu", 0.0, 0.75)
+    (judged, _), (violated, _) = counts(memory)
+    assert (told.judged, told.violated) == (judged, violated)
+    assert 0 < violated < judged
     for at in range(22, 330):
         memory.write(windows_of(*(one_task(at, task=m, machine_id=m) for m in range(4))))
     assert margins(memory).most_at_once[0].tolist() == [0.0, 0.0]

@@ -22,7 +22,16 @@ from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import OnlineMargins
-from tests.serving.cell_fixtures import Memory, assert_same, assert_same_bits, loaded, told_by, with_tasks_in_allocs
+from tests.serving.cell_fixtures import (
+    Memory,
+    assert_same,
+    assert_same_bits,
+    fact_rows,
+    loaded,
+    told_by,
+    windows_of,
+    with_tasks_in_allocs,
+)
 from tests.serving.kill_harness import made_up
 from tests.serving.writing.running import Service
 
@@ -110,6 +119,20 @@ def write(service: Service, parts: list[Windows], later_us: int = 0) -> None:
         assert service.write(moved).result(120).taken == len(part)
 
 
+def test_a_task_without_estimation_has_no_part_in_the_price_of_the_cell() -> None:
+    whole, rest = Memory(SETTINGS, builtin()), Memory(SETTINGS, builtin())
+    whole.tell(fact_rows(estimation={task: False for task in range(4, 8)}))
+    for at in range(30):
+        told = [{"task": t, "at": at, "cpu": 0.1 + 0.1 * (at * t % 7), "memory": 0.3 + 0.01 * t} for t in range(8)]
+        whole.write(windows_of(*told))
+        rest.write(windows_of(*told[:4]))
+    ours, theirs = (memory.following.prices.own for memory in (whole, rest))
+    assert ours is not None
+    assert theirs is not None
+    assert np.isfinite(ours).any()
+    assert_same_bits(ours, theirs)
+
+
 def test_a_shadow_that_prices_itself_is_judged_by_what_it_would_answer() -> None:
     with served(None) as service:
         write(service, slots()[:2])
@@ -155,6 +178,18 @@ def test_the_cell_keeps_its_age_when_a_model_is_promoted_and_after_restarts_to_t
         assert all(start == own for start, own in prices)
 
 
+def test_a_restart_from_the_log_alone_goes_on_at_the_same_prices_to_the_bit(tmp_path: Path) -> None:
+    with served(tmp_path / "cell") as service:
+        write(service, slots()[:20])
+        whole, memory = told_by(service.tracker, service.settings), service.tracker.memory()
+    with served(tmp_path / "cell") as service:
+        assert service.writer.recovered_rows == sum(map(len, slots()[:20]))
+        assert_same(told_by(service.tracker, service.settings), whole)
+        for name, array in service.tracker.memory().items():
+            if name.startswith("following."):
+                assert_same_bits(array, memory[name], name)
+
+
 def test_the_mean_limit_is_looked_at_once_an_hour_and_rounded() -> None:
     size, tasks, new = CellSize(), np.zeros(0, TASK), np.zeros(0, np.int64)
     limit = np.array([[3.0, np.nan], [5.0, np.nan]])
@@ -167,6 +202,12 @@ def test_the_mean_limit_is_looked_at_once_an_hour_and_rounded() -> None:
     assert size.reach(4 * HOUR_US, limit * 2, kept, new) is None  # of tasks inside alloc instances or without a window
     # a resource that gets its first limit does not wait for the hour
     assert size.reach(4 * HOUR_US + 1, np.array([[8.0, 1.0]]), tasks, new) == (8.0, 1.0)
+    size.recall(np.array([0.0, 4.0, 8.0, np.nan]))
+    assert size.reach(2 * HOUR_US, np.array([[8.0, 1.0]]), tasks, new) == (
+        8.0,
+        1.0,
+    )  # nor for a later hour
+    assert size.reach(4 * HOUR_US, np.array([[99.0, 99.0]]), tasks, new) is None  # this hour was looked at before
 
 
 def test_each_task_counts_once_in_the_mean_limit_though_it_was_kept_and_is_written() -> None:

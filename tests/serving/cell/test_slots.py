@@ -88,6 +88,13 @@ def test_an_end_of_the_time_given_stays_and_one_that_was_dropped_does_not_count_
     assert ended.before_end(names_of(1, 2, 3, 3), np.array([0, 5, 2, 4])).tolist() == [False, True, True, False]
 
 
+def test_the_oldest_ends_are_dropped_where_there_are_more_than_are_remembered() -> None:
+    ended = EndedTasks(2)
+    ended.add(names_of(1, 2, 3), np.array([8, 5, 9]))
+    assert len(ended) == 2
+    assert ended.before_end(names_of(1, 2, 3), np.zeros(3, np.int64)).tolist() == [True, False, True]
+
+
 def test_ends_that_are_restored_take_the_place_of_all_others() -> None:
     ended, other = EndedTasks(10), EndedTasks(10)
     ended.add(names_of(1), np.array([5]))

@@ -12,7 +12,8 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import pytest
 
-from reclaim.data.schema import TIERS
+from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 from reclaim.serving.cell.following import Following
 from reclaim.serving.cell.size import CellSize
 from reclaim.serving.models.scorer import Scorer
@@ -20,7 +21,8 @@ from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.margins.margin import MARGIN_NAMES
-from tests.serving.cell_fixtures import Json, Memory, S, W, usage_rows, windows_of
+from reclaim.training.margins.violation import needed, violates
+from tests.serving.cell_fixtures import Json, Memory, S, W, fact_rows, usage_rows, windows_of
 from tests.serving.patience import PATIENCE_S
 
 HORIZON_US = 3_600 * S
@@ -46,6 +48,7 @@ class Cell(Memory):
         rows = usage_rows(windows_of(*windows))
         taken = self.tracker.take(self.tracker.admit(rows.windows, rows.in_alloc).windows)
         scores = self.scorer.score(taken.x, taken.last)
+        self.tracker.publish(taken, scores)
         self.watch.answered(taken, scores, clock_us, self.scorer.prices, size or self.tracker.size)
 
     def shown(self, name: str) -> Mapping[tuple[str, ...], float]:
@@ -132,6 +135,32 @@ def test_an_answer_is_judged_once_its_horizon_and_the_lateness_have_passed_by_th
     for role in ("served", "shadow"):
         assert cell.total("quality_answers_total", role, "cpu") == 1
     cell.watch.close()
+
+
+def test_an_answer_is_judged_under_the_limit_of_its_window_as_in_a_replay_though_a_fact_has_lowered_it_since(
+    cell: Cell,
+) -> None:
+    told: list[Json] = [{"cpu": 0.1, "memory": 0.1}, {"cpu": 0.8, "memory": 0.8}, {"cpu": 0.1, "memory": 0.1}]
+    cell.told({"at": 0, **told[0]}, clock_us=FIRST_US)
+    (held,) = cell.answers((1, 0), margin="aggressive").estimate.reservation
+    assert ((held > 0.05) & (held < 0.8)).all()
+    cell.tell(fact_rows({"task": 1, "limit": 0.05, "since_us": W}))
+    answered = cell.answers((1, 0), margin="aggressive").estimate.reservation
+    assert answered.tolist() == [[0.05, 0.05]]  # from now on, which is no answer of a window
+    cell.told({"at": 1, "limit": None, **told[1]}, clock_us=2 * W)
+    cell.told({"at": 20, "limit": None, **told[2]}, clock_us=FIRST_US + HORIZON_US + W)
+    # in a replay, each window has the limit of its time, up to which it demands CPU
+    each = zip((0, 1, 20), (1.0, 0.05, 0.05), told, strict=True)
+    windows = windows_of(*({"at": at, "limit": limit, **of} for at, limit, of in each))
+    value, oom = np.empty((3, len(TARGETS), len(HORIZONS_S)), np.float32), np.empty((3, len(HORIZONS_S)), np.float32)
+    none = np.zeros(0, np.int64)
+    targets(windows, none, none, 2**62, value, oom)
+    needs = needed(value[0, : len(RESOURCES), HORIZONS_S.index(3_600)], windows.limit[0])
+    assert needs.tolist() == pytest.approx([0.05, 0.8])
+    for r, resource in enumerate(RESOURCES):
+        assert cell.total("quality_limit_total", resource) == 1.0
+        assert cell.total("quality_reserved_total", "aggressive", resource) == held[r]
+        assert cell.total("quality_violations_total", "aggressive", resource) == violates(needs, held)[r] == r
 
 
 def test_what_was_reserved_is_shown_under_its_own_margin(cell: Cell) -> None:

@@ -78,6 +78,14 @@ def test_small_writes_are_recent_after_they_were_taken_too_and_facts_are_none(mo
         assert queue.small_writes_recent == recent
 
 
+def test_small_writes_count_as_recent_for_as_long_as_one_waits_facts_too() -> None:
+    queue = WriteQueue(10)
+    queue.add(FACT)
+    assert queue.small_writes_recent
+    queue.next(0.0)
+    assert not queue.small_writes_recent
+
+
 def test_a_command_goes_first_and_alone() -> None:
     queue = WriteQueue(10)
     queue.add(windows(1))

@@ -315,6 +315,29 @@ def test_a_restart_before_this_machines_time_is_set_forgets_no_task(
     assert after.tracker.names()[:, 0].tolist() == [1, 2, 3]
 
 
+def test_facts_are_as_old_after_a_restart_as_before(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Service, "now_us", 1_000 * W)
+    service = start(clock="unix")
+    service.told({"task": 1, "at": 997})  # two windows ago
+    service.facts({"task": 2, "limit": 1.0})
+    monkeypatch.setattr(Service, "now_us", 1_001 * W)
+    for of in (service, crashed(service, start, clock="unix")):
+        assert of.tracker.look(np.array([[2, 0]])).task["heard_us"].tolist() == [1_000 * W]
+
+
+def test_facts_that_come_while_no_window_does_move_no_clock_of_the_windows_after_a_crash(
+    start: Callable[..., Service],
+) -> None:
+    service, now_s = start(), 0.0
+    service.tracker.clock = CellClock(service.settings, lambda: -1, passed_s=lambda: now_s)
+    service.told({"task": 1})
+    now_s = 600.0
+    service.facts({"task": 2, "limit": 1.0})
+    assert crashed(service, start).tracker.clock_us == service.tracker.clock_us == W
+
+
 def follow_some(service: Service, slots: range) -> None:
     """Tell windows of two tiers whose usage goes up and down, so that some answers are violated."""
     for at in slots:
