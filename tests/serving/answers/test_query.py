@@ -52,7 +52,8 @@ def test_pages_have_every_task_of_a_cell_once_and_none_is_empty() -> None:
 def test_pages_have_every_machine_once_and_none_is_empty() -> None:
     machine = np.array([0, 3, 4, 9, 10, 12])
     for size in range(1, 8):
-        found, after = [], None
+        found: list[list[int]] = []
+        after: int | None = None
         while len(found) < 9:
             page, following = machines_from(machine, after, size)
             found.append(page)

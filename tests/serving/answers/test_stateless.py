@@ -266,7 +266,12 @@ def _without(windows: list[Json]) -> list[Json]:
 
 def test_units_are_compared_from_thirty_tasks_on() -> None:
     told: list[Any] = []
-    bundle: Any = SimpleNamespace(other_units=lambda mean: told.append(mean) or "other")
+
+    def other(mean: Any) -> str:
+        told.append(mean)
+        return "other"
+
+    bundle: Any = SimpleNamespace(other_units=other)
     assert [other_units(bundle, np.full((n, 2), 3.0)) for n in (29, 30)] == [None, "other"]
     assert told == [(3.0, 3.0)]
 
