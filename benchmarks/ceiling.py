@@ -1,6 +1,6 @@
 """Measures how much a model of the features could reclaim of a dataset: one that is fitted on the test period itself.
 
-    python -m benchmarks.ceiling DATASET ... --horizons 3600       # with their features built, after benchmarks/bar.py
+    python -m benchmarks.ceiling DATASET ... --horizons 3600       # after `reclaim features DATASET --set rows=all`
     python -m benchmarks.ceiling                                   # the table alone, with the bars as they are by now
 
 The ceiling is the boosted survival model (`training.fitting.trees`), fitted on test rows, with one price in hindsight
@@ -9,7 +9,7 @@ its task in its block, and none of its task within a horizon of it. The model se
 same task at other times, which no service can. It does not see what would date a row: calendar, age and length of
 history. It knows no more of a row than its features, so what lies between it and the oracle cannot be foreseen from
 them, but for what a better model, more rows, or more pairs of a row and a threshold would add: of these a model takes
-`TREES.max_pairs`, drawn at random, 6 to 82 % of those of the datasets published.
+`--pairs` at most, drawn at random: by default 6 to 82 % of those of the datasets published.
 
 The rivals are in the results of `benchmarks/bar.py` for the same dataset: the best statistical estimator, its settings
 chosen on validation rows or published, and the network, all with their free number in hindsight, too. The share of the
@@ -23,7 +23,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +56,7 @@ FOLDS: Final = 3
 BLOCKS: Final = 7
 """Blocks of time in the test period, at most; none is shorter than the horizon."""
 TREES: Final = TreeConfig(max_samples=10**9, max_pairs=500_000)
-"""All rows, but not all of their pairs with a threshold, 11 to 24 a row, which take kilobytes each. More may make the
-ceiling higher."""
+"""All rows, but not all of their pairs with a threshold, 11 to 24 a row, which take kilobytes each (``--pairs``)."""
 DATING: Final = (*CALENDAR, "age", "seen")
 """Features that would tell a model when a row was, and so what other tasks did then."""
 RESULTS: Final = Path(__file__).parent / "results"
@@ -70,9 +69,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET")
     parser.add_argument("--horizons", nargs="+", type=int, default=[3_600], choices=HORIZONS_S, metavar="SECONDS")
+    parser.add_argument("--pairs", type=int, default=TREES.max_pairs, metavar="N", help="Of each model, at most.")
     parser.add_argument("--out", type=Path, default=RESULTS / "ceiling.json")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    trees = replace(TREES, max_pairs=given.pairs)
     content = json.loads(given.out.read_text()) if given.out.exists() else {"datasets": {}}
     for path in given.datasets:
         (source,) = open_sources([path])
@@ -81,20 +82,19 @@ def main() -> None:
         of |= {"name": source.dataset.manifest.get("name", source.name), "nature": source.dataset.manifest["nature"]}
         for horizon_s in given.horizons:
             others = [line for line in of["lines"] if line["horizon_s"] != horizon_s]
-            of["lines"] = others + [{**_facts(path, horizon_s), **line} for line in measure(source, horizon_s)]
+            of["lines"] = others + [
+                {**_facts(path, horizon_s, trees), **line} for line in measure(source, horizon_s, trees)
+            ]
             given.out.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     print("\n".join(table(content, [json.loads(path.read_text()) for path in sorted(RESULTS.glob("bar-*.json"))])))
 
 
-def _facts(path: Path, horizon_s: int) -> dict[str, Any]:
-    return {
-        **made_by(f"python -m benchmarks.ceiling {path.name} --horizons {horizon_s}"),
-        "folds": FOLDS,
-        "trees": asdict(TREES),
-    }
+def _facts(path: Path, horizon_s: int, trees: TreeConfig) -> dict[str, Any]:
+    command = f"python -m benchmarks.ceiling {path.name} --horizons {horizon_s} --pairs {trees.max_pairs}"
+    return {**made_by(command), "folds": FOLDS, "trees": asdict(trees)}
 
 
-def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
+def measure(source: Source, horizon_s: int, trees: TreeConfig) -> Iterator[dict[str, Any]]:
     """Yield a line for each resource and budget that the dataset can measure over a horizon."""
     started = time.perf_counter()
     history = fold_dataset(source.features, horizon_s, {}, {})[0]
@@ -103,7 +103,7 @@ def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
     if known.max() < _LEAST_ROWS:
         return
     windows = history.windows
-    answers = cross_fitted(source, history, horizon_s)
+    answers = cross_fitted(source, history, horizon_s, trees)
     calibration = calibrate(answers, windows, history.target)
     held = guarded_reservations(answers, windows, calibration.settings)
     best = oracle(history).reservation
@@ -125,7 +125,7 @@ def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def cross_fitted(source: Source, history: History, horizon_s: int) -> Priced:
+def cross_fitted(source: Source, history: History, horizon_s: int, trees: TreeConfig) -> Priced:
     """Return the ladders of test rows, each by the model that saw nothing of its task in its block."""
     features, rows, windows = source.features, history.source_row, history.windows
     x = features.x[rows]
@@ -137,7 +137,7 @@ def cross_fitted(source: Source, history: History, horizon_s: int) -> Priced:
     for group in range(FOLDS):
         seen, judged = np.flatnonzero((near != group).all(axis=1)), np.flatnonzero(own == group)
         started = time.perf_counter()
-        model = fit_trees(Rows(x[seen], y[seen], oom[seen]), TREES, horizon_s=horizon_s, seed=group)
+        model = fit_trees(Rows(x[seen], y[seen], oom[seen]), trees, horizon_s=horizon_s, seed=group)
         estimator = ForecastEstimator(model, horizon_s, mean_limit=features.mean_limit)
         ladder[judged] = answer_folded(estimator, x[judged], windows.take(judged)).ladder
         logging.info(

@@ -82,3 +82,18 @@ def test_the_page_says_how_many_pairs_a_model_of_the_ceiling_takes() -> None:
     assert taken == {TREES.max_pairs}
     page = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text()
     assert f"at most {TREES.max_pairs:,} pairs" in page.partition("\n## Ceiling\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_has_the_ceilings_of_more_pairs_next_to_those_of_the_table() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text()
+    section = page.partition("\n## Ceiling\n")[2].partition("\n## ")[0]
+    few, many = (
+        json.loads((RESULTS / name).read_text())["datasets"] for name in ("ceiling.json", "ceiling-pairs.json")
+    )
+    for dataset, of in many.items():
+        for line in of["lines"]:
+            where = ("horizon_s", "resource", "budget")
+            (other,) = (one for one in few[dataset]["lines"] if all(one[key] == line[key] for key in where))
+            assert line["trees"] == other["trees"] | {"max_pairs": 2_000_000, "threads": 2}
+            fewer, more = (100 * one["ceiling"][RECLAIMED][0] for one in (other, line))
+            assert f"| {line['resource']} | {line['budget']} | {fewer:.1f} | {more:.1f} |" in section
