@@ -48,6 +48,7 @@ Packing = Callable[[Floats], tuple[NDArray[np.bool_], Floats]]
 budget, and the least margin or price that keeps it on these very machines."""
 
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""Yields the result of a function for every job, in the jobs' order, as ``map`` and ``Workers.each`` do."""
 
 ROUNDS: Final = 10
 """Largest number of packings of the moments for one margin: each margin changes the packing."""
@@ -89,8 +90,8 @@ class PackedMoments:
     policy : str
     seed : int
         Of the order in which machines are removed, one for each moment.
-    each : callable
-        Yields the result of a function for every job, in the jobs' order, as ``map`` and ``Workers.each`` do.
+    each : Each
+        Packs the moments, one after the other or next to each other.
 
     Attributes
     ----------

@@ -8,6 +8,7 @@ limit without reclamation. An estimator of machines books for all tasks on a mac
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numba
@@ -101,6 +102,11 @@ class MachineSet:
     def __len__(self) -> int:
         return len(self.capacity)
 
+    @cached_property
+    def kind(self) -> NDArray[np.int64]:
+        """Number of each machine's capacity among those that differ; shape (m,)."""
+        return np.unique(self.capacity, axis=0, return_inverse=True)[1].reshape(-1)
+
     def take(self, rows: NDArray[np.int64]) -> MachineSet:
         """Return the chosen machines, in the order given; one chosen twice is cloned."""
         return MachineSet(np.ascontiguousarray(self.capacity[rows]), np.ascontiguousarray(self.allowed[:, rows]))
@@ -182,9 +188,9 @@ class _Machines(NamedTuple):
     allowed: NDArray[np.bool_]
     """Shape (n_sets, n or more)."""
     kind: NDArray[np.int64]
-    """Number of each machine's capacity, shape (n,): empty machines of one are alike to a task that may run on both."""
+    """Of ``MachineSet``, shape (n or more,): empty machines of a kind are alike to a task that may run on both."""
     seen: NDArray[np.int64]
-    """Last task for which an empty machine of each kind was looked at, shape (n_kinds,)."""
+    """Last task for which an empty machine of each kind was looked at, shape (n_kinds or more,)."""
     empty: NDArray[np.bool_]
     """Shape (n,)."""
     room: NDArray[np.float64]
@@ -252,11 +258,9 @@ class Packer:
         room = room_of(machines.capacity[:n])
         together = np.zeros((self._n_bounded, n), np.int32)
         sums = np.zeros((n, *self._queue.terms.shape[1:]))
-        kinds, kind = np.unique(machines.capacity[:n], axis=0, return_inverse=True)
-        seen, empty = np.full(len(kinds), -1, np.int64), np.ones(n, np.bool_)
-        left = _Machines(
-            machines.capacity, machines.allowed, kind.reshape(-1), seen, empty, room, room.copy(), together, sums
-        )
+        kind, empty = machines.kind, np.ones(n, np.bool_)
+        seen = np.full(len(kind), -1, np.int64)
+        left = _Machines(machines.capacity, machines.allowed, kind, seen, empty, room, room.copy(), together, sums)
         placed = np.full(len(self._order), -1, np.int64)
         fits = _place(self._queue, left, self._policy[0], self._pending, np.empty(N_TERMS), placed)
         if not fits:

@@ -1,4 +1,4 @@
-"""What an acknowledgement says of a write, and what it promises."""
+"""Acknowledgements of writes: the outcomes that they say, and the durability that they promise."""
 
 from __future__ import annotations
 
