@@ -117,8 +117,8 @@ class Client:
     Raises
     ------
     ConfigError
-        The address is no URL, ``retries`` is below 0, the token is not one that a header can carry, or the file of
-        certificates holds none.
+        The address is no URL, ``retries`` is below 0, a time is none, the token is not one that a header
+        can carry, or the file of certificates holds none.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import ssl
@@ -85,6 +86,10 @@ class Transport:
     ) -> None:  # fmt: skip
         if retries < 0:
             raise ConfigError(f"retries: expected 0 or more, got {retries}")
+        if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
+            raise ConfigError(f"timeout_s: expected seconds, a number above 0, got {timeout_s!r}")
+        if not _is_number(patience_s) or not patience_s >= 0:
+            raise ConfigError(f"patience_s: expected seconds, 0 or more, got {patience_s!r}")
         self._timeout_s, self._retries, self._patience_s = timeout_s, retries, patience_s
         headers = {} if token is None else {"authorization": f"Bearer {_checked(token)}"}
         address = _address(url)
@@ -154,6 +159,10 @@ def _is_permanent(error: httpx.RequestError) -> bool:
     inner = error.__cause__  # that of httpcore; what it was raised for is its context, and no exception of the caller
     refused = inner is not None and isinstance(inner.__cause__ or inner.__context__, ssl.SSLCertVerificationError)
     return refused or isinstance(error, httpx.LocalProtocolError) or isinstance(error.__context__, httpx.InvalidURL)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _address(url: str) -> httpx.URL:

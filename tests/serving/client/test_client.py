@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -431,6 +432,30 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
 def test_fewer_retries_than_none_are_refused() -> None:
     with pytest.raises(ConfigError, match="retries: expected 0 or more, got -1"):
         Client("http://service", retries=-1)
+
+
+@pytest.mark.parametrize("seconds", [None, math.nan, math.inf, 0, -1.0, "5", True])
+def test_a_time_limit_that_no_wait_could_have_is_refused_at_once(seconds: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"timeout_s: expected seconds, a number above 0, got {seconds!r}")):
+        Client("http://service", timeout_s=seconds)
+
+
+@pytest.mark.parametrize("seconds", [None, math.nan, -1.0, "5", True])
+def test_patience_that_is_no_time_is_refused_at_once(seconds: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"patience_s: expected seconds, 0 or more, got {seconds!r}")):
+        Client("http://service", patience_s=seconds)
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize(("patience_s", "sent"), [(0, 1), (math.inf, 3)])
+def test_patience_of_none_sends_once_and_patience_without_end_is_bounded_by_the_retries(
+    patience_s: float, sent: int
+) -> None:
+    service = ScriptedService(*[httpx.ConnectError] * 3)
+    client = Client("http://service", retries=2, patience_s=patience_s, transport=httpx.MockTransport(service))
+    with client, pytest.raises(ServiceError):
+        client.state()
+    assert len(service.asked) == sent
 
 
 def test_an_error_does_not_show_the_password_of_an_address() -> None:
