@@ -72,9 +72,10 @@ def of_short_history(path: Path) -> list[Difference]:
 
 
 def _differences(group: str, lines: Sequence[Mapping[str, Any]], name: str, against: str) -> Iterator[Difference]:
-    """Yield the differences of two estimators at equal violation."""
+    """Yield the differences of two estimators at equal violation; of too few tasks there is no interval to draw."""
     for d in lines:
-        if (d["collections"], d["estimator"], d["margin_set"], d["against"]) == ("all", name, HINDSIGHT, against):
+        of = (d["collections"], d["estimator"], d["margin_set"], d["against"])
+        if of == ("all", name, HINDSIGHT, against) and None not in d[RECLAIMED]:
             points = (100 * share for share in d[RECLAIMED])
             yield Difference(group, d["resource"], _RATES[d["budget"]], HOURS[d["horizon_s"]], *points)
 
