@@ -41,6 +41,8 @@ MACHINE_DEFINITIONS: Final = {
     "at once": "Share of the machines whose peak passes what was foreseen at the same time: its 99.9th percentile over "
     "times, and the largest. Where tasks move together violations do, and work must then be evicted in the whole cell.",
     "machine severity": "Peak less what was foreseen, over the peak, at violations; 0 elsewhere.",
+    "machine minutes": "Mean time, in minutes, for which a machine's peak passes what was foreseen at one time after "
+    "another.",
     "machine savings": "Sum of limits less sum of what was foreseen, over the sum of limits, over machines and times.",
 }
 

@@ -26,7 +26,7 @@ from reclaim.replay.experiments.frontier.machines import (
 )
 from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, COLUMNS, page, runs, summary_table
 from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
-from reclaim.replay.open_loop.bootstrap import Bootstrap, number
+from reclaim.replay.open_loop.bootstrap import LEAST_KNOWN, Bootstrap, number
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.machines import FITTED
@@ -313,7 +313,7 @@ def definitions(config: FrontierConfig, *, machines: bool, models: bool = False)
         **(of_machines if machines else {}),
         "interval": f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of {drawn}, "
         f"seed {config.seed}. Resamples in which a curve does not reach the rate are left out: the interval is "
-        "conditional on reaching it, and tells too little where many do not. Of one "
+        f"conditional on reaching it, and there is none where fewer than {LEAST_KNOWN:.0%} do. Of one "
         f"collection{' or machine' * machines} alone there is none.",
     }
 

@@ -32,7 +32,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 EQUAL: Final = "at equal violation"
 """Heading of the verdict where both violate exactly the budget."""
-_CAPTION: Final = f"Best of each kind, {HEADLINE} margin; verdict against the best other statistic"
+_CAPTION: Final = f"Best of each kind, {HEADLINE} margin; verdict against the best statistical one"
 _RANK: Final = {BETTER: 0, ALONE: 0, WORSE: 2, EXCEEDS: 3}
 """Order of the verdicts when the best estimator is chosen; the others lie between."""
 

@@ -230,11 +230,11 @@ def test_of_one_collection_there_are_numbers_and_no_intervals(dataset: Path, tmp
 def test_definitions_are_those_of_what_the_page_shows_and_say_what_they_rest_on() -> None:
     with_machines, without = (definitions(CONFIG, machines=known) for known in (True, False))
     assert set(with_machines) - set(without) == {
-        "machine peak", "machine violation rate", "machine severity", "machine savings", "predictors of machines",
-        "at once",
+        "machine peak", "machine violation rate", "machine severity", "machine minutes", "machine savings",
+        "predictors of machines", "at once",
     }  # fmt: skip
     assert "machine" not in without["interval"]
-    assert "conditional on reaching it" in without["interval"]
+    assert "conditional on reaching it, and there is none where fewer than 90% do" in without["interval"]
     assert "bounds what never violates" in without["oracle"]
     peak = with_machines["machine peak"]
     assert "`--set horizon_s=86400` makes it the study's" in peak

@@ -158,6 +158,8 @@ def test_the_page_opens_with_the_machines_needed_and_a_verdict(report: ReplayRep
     fewest = report.results["estimators"][0]["fewest"]
     assert re.search(rf'<p class="value">{fewest}\s*<span class="badge good">fits</span>', opening)
     assert "<dt>budget of kills</dt><dd>5 tasks killed" in page
+    own = report.results["cell"]["machines"]
+    assert f"<dt>verdict</dt><dd>whether the fewest machines are no more than the cell&#39;s own {own}</dd>" in page
 
 
 def test_runs_that_the_trace_ended_out_of_memory_are_shown_apart_and_not_counted(report: ReplayReport) -> None:
