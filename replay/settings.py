@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from reclaim.data.errors import ConfigError
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import ESTIMATORS
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.value import Value
+
+_MOST_DRAWS: Final = 100_000
+"""Resamples beyond which an interval gains nothing, while the sums of all of them no longer fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class ComparisonConfig:
             raise ConfigError(f"estimators must be different ones of {known}, got {', '.join(self.estimators)}")
         if self.seed < 0:
             raise ConfigError(f"seed must be 0 or more, got {self.seed}")
-        if self.draws < 1:
-            raise ConfigError(f"draws must be at least 1, got {self.draws}")
+        if not 1 <= self.draws <= _MOST_DRAWS:
+            raise ConfigError(f"draws must be between 1 and {_MOST_DRAWS}, got {self.draws}")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"confidence must be between 0 and 1, got {self.confidence}")
 

@@ -108,6 +108,10 @@ def test_a_file_with_a_typo_a_value_out_of_range_or_invalid_toml_is_named(tmp_pa
     file.write_text("= nothing")
     with pytest.raises(ConfigError, match=r"f.toml: not valid TOML"):
         load_config(FeatureConfig, file)
+    with pytest.raises(ConfigError, match=r": a folder; name a file in it"):
+        load_config(FeatureConfig, tmp_path)
+    file.write_bytes(b"\xef\xbb\xbf[split]\ntrain_share = 0.5\n")  # the mark of UTF-8 that some editors write
+    assert load_config(FeatureConfig, file).split.train_share == 0.5
     file.write_bytes(b"a = '\xff'")
     with pytest.raises(ConfigError, match=r"f.toml: not valid TOML: .*utf-8"):
         load_config(FeatureConfig, file)
@@ -190,11 +194,11 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_of_the_file_system_is_one_line_with_the_path(tmp_path: Path, reclaim: Command) -> None:
+def test_an_error_of_the_file_system_is_one_line_with_the_path_and_the_remedy(tmp_path: Path, reclaim: Command) -> None:
     (tmp_path / "cell").write_text("not a folder")
     done = reclaim("synth", "cell/sub")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: cell/sub: Not a directory\n"
+    assert done.stderr == "error: cell/sub: Not a directory; a part of this path is a file, name another place\n"
 
 
 def _dataset(folder: Path) -> Dataset:
@@ -215,6 +219,18 @@ def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path, 
     assert done.returncode == 2
     assert done.stderr.startswith("error: out: is damaged or incomplete; delete it and ingest again (")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_dataset_that_this_user_may_not_read_is_not_to_be_deleted(
+    tmp_path: Path, reclaim: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = _dataset(tmp_path)
+    (dataset.path / "usage" / bucket_name(0)).unlink()  # as files look in a folder without rights
+    monkeypatch.setattr("os.access", lambda path, *_, **__: Path(path).name != "usage")
+    done = reclaim("inspect", "out")
+    assert (done.returncode, done.stderr) == (
+        2, "error: out/usage: Permission denied; give this user the right to it, or name another place\n",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

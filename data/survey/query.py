@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -104,7 +106,7 @@ def open_tables(dataset: Dataset) -> Iterator[Tables]:
     DataError
         The store of the dataset broke off.
     OSError
-        The disk is full.
+        The disk is full, or this user may not read a file.
     """
     with tempfile.TemporaryDirectory(prefix="reclaim-") as spill:
         connection = connect(_MEMORY_LIMIT_MIB, Path(spill))
@@ -121,11 +123,20 @@ def open_tables(dataset: Dataset) -> Iterator[Tables]:
             failure = unreadable(dataset.path, error)
             if isinstance(failure, OSError):
                 raise failure from error
+            if not in_store(dataset.path):
+                _check_rights(dataset.path)
             raise TraceError(
                 f"{dataset.path}: is damaged or incomplete; delete it and ingest again ({first_line(error)})"
             ) from error
         finally:
             connection.close()
+
+
+def _check_rights(folder: Path) -> None:
+    """Raise PermissionError where this user may not read something in a folder, which then is not damaged."""
+    for path in (folder, *sorted(folder.rglob("*"))):
+        if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def percentiles(

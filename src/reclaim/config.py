@@ -40,9 +40,9 @@ def load_config(kind: type[C], file: Path | None = None, assignments: Sequence[s
     values: dict[str, Any] = {}
     if file is not None:
         if not file.is_file():
-            raise ConfigError(f"{file}: no such file")
+            raise ConfigError(f"{file}: {'a folder; name a file in it' if file.is_dir() else 'no such file'}")
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
+            values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: not valid TOML: {error}") from error
         _build(kind, values, str(file), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import sys
@@ -46,6 +47,11 @@ _NEW_OBJECTS = 500_000
 again took a seventh of the start."""
 _RESUMED = ("fetch", "feed", "ingest", "tune")
 """Commands that continue an interrupted run; the others start again."""
+_OS_REMEDIES = {
+    errno.EACCES: "; give this user the right to it, or name another place",
+    errno.ENOTDIR: "; a part of this path is a file, name another place",
+}
+"""Code of the system's error → what to do about it."""
 
 app = typer.Typer(
     name="reclaim",
@@ -519,7 +525,7 @@ def main() -> NoReturn:
             fail(f"{error.filename or 'output'}: {error.strerror}; make room and run it again{resumed}")
         if error.filename is None:
             raise
-        fail(f"{error.filename}: {error.strerror}")
+        fail(f"{error.filename}: {error.strerror}{_OS_REMEDIES.get(error.errno or 0, '')}")
     except typer.Abort as error:
         if isinstance(error.__cause__, EOFError):  # of a file that ends too early; typer takes it for the end of input
             raise error.__cause__ from None

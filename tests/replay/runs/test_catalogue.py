@@ -56,7 +56,8 @@ def test_an_experiment_is_found_by_its_verb_and_is_complete(name: str) -> None:
 @pytest.mark.parametrize("name", [*EXPERIMENTS, RECOMMEND])
 @pytest.mark.parametrize(
     ("setting", "wrong"),
-    [("horizon_s", 7), ("estimators", ("borg", "borg")), ("seed", -1), ("draws", 0), ("confidence", 1.0)],
+    [("horizon_s", 7), ("estimators", ("borg", "borg")), ("seed", -1), ("draws", 0), ("draws", 10**12),
+     ("confidence", 1.0)],
 )  # fmt: skip
 def test_every_experiment_checks_the_settings_that_all_share(name: str, setting: str, wrong: object) -> None:
     with pytest.raises(ConfigError, match=f"^{setting} must be "):

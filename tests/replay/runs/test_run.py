@@ -528,7 +528,7 @@ def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp
         ({"horizon_s": 60}, "horizon_s must be one of"),
         ({"estimators": ("borg", "crystal-ball")}, "estimators must be different ones of autopilot-mean, "),
         ({"estimators": ("borg", "borg")}, "estimators must be different ones of"),
-        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"draws": 0}, "draws must be between 1 and 100000, got 0"),
         ({"confidence": 1.0}, "confidence must be between 0 and 1"),
     ],
 )
