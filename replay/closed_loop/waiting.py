@@ -180,9 +180,13 @@ def fails_again(run: Any, need: Any, loop: Any, k: int) -> bool:
 
 @numba.njit(**LENT)
 def needs_no_less(entry: Any, other: Any) -> Any:
-    """Say whether an entry fits nowhere because another one, of no lower rank, does not."""
+    """Say whether an entry fits nowhere because another one, of no lower rank, does not.
+
+    A failure of production says nothing of monitoring, which may preempt production.
+    """
     return (
         other.mask == entry.mask and (other.band > NON_PRODUCTION) == (entry.band > NON_PRODUCTION)
+        and other.band >= entry.band
         and other.first_limit[0] <= entry.first_limit[0] and other.first_limit[1] <= entry.first_limit[1]
         and (other.per_machine <= 0 or other.collection == entry.collection)
     )  # fmt: skip

@@ -213,6 +213,20 @@ def test_best_effort_work_gives_way_before_the_memory_runs_out() -> None:
         assert killed(outcome) == [(1, "preempted")] * gives_way
 
 
+@pytest.mark.parametrize(("grown", "gone"), [(0.5, [2]), (0.7, [2, 1])])
+def test_work_gives_way_from_the_lowest_priority_up_and_only_as_much_as_is_reserved_too_much(
+    grown: float, gone: list[int]
+) -> None:
+    held = [(0.2, 0.2), (0.2, 0.2), (0.2, grown)]
+    first = Task([(0.1, 0.1)] * 3, (0.95, 0.95), rank=9, band=PRODUCTION, carried=True, reserved=held)
+    others = [Task([(0.1, 0.1)] * 5, (0.1, 0.2), rank=rank, carried=True) for rank in (2, 1, 3)]
+    made, reserved = workload(first, *others, slots=3)
+    outcome = simulate(made, machines((1.0, 1.0)), reserved, scheduling=Scheduling(gives_way=True))
+    # at slot 2 the others reserve 0.6 next to 0.5, of which 0.2 have to go, or next to 0.7
+    assert killed(outcome) == [(i, "preempted") for i in gone]
+    assert outcome.kills["at_us"].tolist() == [2 * SLOT_US] * len(gone)
+
+
 FALLING: Curves = (
     MachineCurve(
         tuple(0.01 * k for k in range(38)),

@@ -150,6 +150,17 @@ def test_production_that_failed_does_not_keep_what_may_use_reclaimed_resources_f
     assert placed(outcome) == [0, 0, -1, 2]
 
 
+def test_production_that_failed_does_not_keep_monitoring_of_a_lower_priority_from_preempting_production() -> None:
+    outcome = run(
+        long(0.5, band=PRODUCTION, rank=1), task(0.5, 2, band=MONITORING, rank=9),
+        long(0.6, at=0.5, band=PRODUCTION, rank=5), long(0.6, at=0.5, band=MONITORING, rank=4),
+        slots=4,
+    )  # fmt: skip
+    # from 2 on 0.5 is free; the third may not preempt the first, and is tried before the last, which may
+    assert placed(outcome) == [0, 0, -1, 2]
+    assert killed(outcome) == [(0, "preempted")]
+
+
 def test_one_that_asks_for_less_than_one_that_failed_is_tried() -> None:
     masks = np.array([[True, False], [False, True], [True, True]])
     on = machines((1.0, 1.0), (1.0, 1.0))

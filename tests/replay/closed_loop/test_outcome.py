@@ -7,17 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reclaim.replay.closed_loop.outcome import over_time, summary
+from reclaim.replay.closed_loop.following import Held
+from reclaim.replay.closed_loop.outcome import balance, over_time, summary
 from reclaim.replay.closed_loop.records import (
     AHEAD,
     BLOCKED,
     DONE,
+    MONITORING,
     PENDING,
     PRODUCTION,
     RUNNING,
 )
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
-from tests.replay.small_cells import Task, killed, machines, run, states, workload
+from tests.replay.small_cells import Change, Task, killed, machines, run, states, workload
 
 # Eight slots; batch work goes back to multiples of two slots. Each task may be on one machine only, its `mask`.
 # Machine 0, (2, 1): `b` uses half of the memory throughout. `a` adds 0.6, above its own limit, in its fourth window,
@@ -168,6 +170,36 @@ def test_shares_of_reasons_are_of_all_that_waited() -> None:
     masks = np.array([[True], [False]])
     found = summary(run(Task([(0.1, 0.1)] * 4, mask=1), Task([(0.1, 0.1)] * 4, (2.0, 2.0)), masks=masks, slots=3))
     assert (found["waiting_for_constraints"], found["waiting_for_too_large"]) == (0.5, 0.5)
+
+
+def test_monitoring_is_counted_with_production() -> None:
+    above = Task([(0.1, 0.6)] * 3, (0.1, 0.5), band=MONITORING, rank=9, carried=True, mask=1)
+    late = Task([(0.1, 0.1)] * 4, (2.0, 0.1), at=1, band=MONITORING, rank=9)
+    small = machines((1.0, 1.0), (1.0, 1.0), changes=[Change(1, 1, capacity=(1.0, 0.4))])
+    found = summary(run(above, Task([(0.1, 0.1)] * 4), late, on=small, masks=np.eye(2, dtype=np.bool_), slots=4))
+    # the first is killed after one slot and waits for the two that are left of its time; the last waits for three
+    assert (found["oom_kills"], found["production_oom_kills"]) == (1, 1)
+    assert (found["waiting_production"], found["waiting_non_production"]) == (5 / 6, 0.0)
+    assert (found["delay_p50_s_production"], found["delay_p50_s_non_production"]) == (900.0, 0.0)
+
+
+def test_a_service_that_is_blocked_throughout_is_missed() -> None:
+    goes_on = Task([(0.1, 0.1)] * 9)
+    service = Task([(0.1, 0.1)] * 2, at=1, band=PRODUCTION, rank=1, collection=1)
+    for outcome in (
+        run(goes_on, service, slots=4, predecessors=[(1, 0)]),  # by another collection
+        run(goes_on, replace(service, after=0), slots=4),  # by the run before
+    ):
+        work = balance(outcome)
+        assert states(outcome)[1] == BLOCKED
+        assert (work["due_h"], work["served_h"], work["missed_h"]) == (2 / 12, 0.0, 2 / 12)
+
+
+def test_shares_of_machines_passed_are_of_those_judged_and_of_times_at_once(outcome: Outcome) -> None:
+    held = Held(judged=8, over=np.array([2, 4]), times=5, crowded=np.array([1, 3]))
+    found = summary(replace(outcome, held=held))
+    assert (found["machines_over_cpu"], found["machines_over_memory"]) == (2 / 8, 4 / 8)
+    assert (found["machines_over_at_once_cpu"], found["machines_over_at_once_memory"]) == (1 / 5, 3 / 5)
 
 
 def test_a_share_of_no_capacity_is_unknown() -> None:

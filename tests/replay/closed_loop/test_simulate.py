@@ -383,6 +383,9 @@ def test_a_machine_that_is_closed_keeps_its_work_and_takes_none() -> None:
     assert killed(outcome) == []
     assert outcome.runs["first_placed_us"].tolist() == [0, 4 * SLOT_US]  # open again, it takes work at the next tick
     assert outcome.runs["ended_us"].tolist() == [6 * SLOT_US, 8 * SLOT_US]
+    # what it has and what runs on it count while it is closed, too, at ticks 1 to 3
+    assert outcome.ticks["capacity"][:, 0].tolist() == [1.0] * 8
+    assert outcome.ticks["running"].tolist() == [1, 1, 1, 1, 1, 2, 1, 1]
 
 
 def test_a_machine_that_loses_memory_is_relieved_at_that_moment() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,18 @@ from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import summary
+from reclaim.replay.closed_loop.records import TICK
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
-from reclaim.replay.experiments.margins.closed_loop import mean, most_reclaiming, run_cells
+from reclaim.replay.experiments.margins.closed_loop import (
+    IN_TURN,
+    _of_estimator,
+    _weeks,
+    mean,
+    most_reclaiming,
+    run_cells,
+)
 from reclaim.replay.experiments.margins.figures import cell_in_turn
 from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.experiments.margins.tables import cells_table, kills_table, parts_table, waiting_table
@@ -100,6 +109,47 @@ def test_each_quarter_of_the_sequence_says_its_own_task_time(loop: dict[str, Any
     hours = [part["end_hours"] - part["start_hours"] for part in loop["segments"]]
     days = [week["task_days"] for week in borg["sequence"]]
     assert days == pytest.approx([30 * h / 24 for h in hours], rel=0.01)  # except for a task that is placed again
+
+
+def test_every_number_of_a_part_of_the_sequence_is_of_its_own_slots() -> None:
+    ticks = np.zeros(4, TICK)
+    ticks["running"] = 100, 188, 276, 300  # of five minutes: a day, and two
+    ticks["kills"] = [[1, 0, 2, 0], [0, 2, 0, 5], [0, 0, 0, 7], [1, 1, 4, 0]]  # above the limit, machine, preempted
+    ticks["pending"] = [[1, 2, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
+    for name, cpu, memory in (("capacity", 8, 16), ("limit", 10, 12), ("reserved", 6, 4), ("use", 4, 2)):
+        ticks[name] = cpu, memory
+    ticks["in_reclaimed"] = [[2, 0], [3, 6], [0, 3], [0, 0]]
+    outcome: Any = SimpleNamespace(ticks=ticks, workload=SimpleNamespace(slot_s=300))
+    first, second, empty = _weeks(outcome, [("baseline", (0, 2)), ("medium", (2, 4)), ("aggressive", (4, 4))])
+    of_cell = {
+        "granted_cpu": 10 / 8, "granted_memory": 12 / 16, "reserved_cpu": 6 / 8, "reserved_memory": 4 / 16,
+        "utilisation_cpu": 4 / 8, "utilisation_memory": 2 / 16,
+    }  # fmt: skip
+    assert first == {
+        "margin": "baseline", "task_days": 1.0, "oom_kills": 3, "oom_kills_per_1000_task_days": 3000.0,
+        "preempted_per_1000_task_days": 2000.0, "waiting_tasks": 2.0,
+        "in_reclaimed_cpu": 5 / 20, "in_reclaimed_memory": 6 / 24, **of_cell,
+    }  # fmt: skip
+    assert second == {
+        "margin": "medium", "task_days": 2.0, "oom_kills": 2, "oom_kills_per_1000_task_days": 1000.0,
+        "preempted_per_1000_task_days": 2000.0, "waiting_tasks": 1.5,
+        "in_reclaimed_cpu": 0.0, "in_reclaimed_memory": 3 / 24, **of_cell,
+    }  # fmt: skip
+    nothing = dict.fromkeys(first)
+    assert empty == nothing | {"margin": "aggressive", "task_days": 0.0, "oom_kills": 0}
+
+
+def test_of_an_estimator_the_course_is_that_of_the_margins_in_turn_and_kills_are_those_of_each_order() -> None:
+    def ran(kills: int) -> dict[str, Any]:
+        return {"summary": {"oom_kills": kills}, "weeks": [{"oom_kills": kills}], "over_time": {"use_cpu": [kills]}}
+
+    under = {"baseline": [ran(1), ran(3)], "medium": [ran(4), ran(8)]}
+    found = _of_estimator("a", "learned", {**under, IN_TURN: [ran(10), ran(30)]})
+    assert found["runs"] == {"baseline": {"oom_kills": 2.0}, "medium": {"oom_kills": 6.0}}
+    assert found["kills_by_order"] == {"baseline": [1, 3], "medium": [4, 8]}
+    assert (found["sequence"], found["over_time"]) == ([{"oom_kills": 20.0}], {"use_cpu": [20.0]})
+    alone = _of_estimator("limit", "limit", under)
+    assert (alone["sequence"], alone["over_time"]) == (None, {"use_cpu": [2.0]})
 
 
 def test_a_cell_run_in_several_orders_is_their_mean(
