@@ -318,6 +318,33 @@ def test_what_was_out_of_sight_when_the_period_began_comes_when_it_is_seen_again
     assert (bool(hidden["carried"]), int(hidden["arrival_us"])) == (False, int(at(30) * 1e6))
 
 
+def test_a_run_comes_after_the_one_before_of_its_own_task_not_of_another_of_its_collection(
+    tmp_path: Path, window: Callable[..., dict[str, Any]], event: Callable[..., dict[str, Any]], write_shard: Any
+) -> None:
+    of = {index: {"collection_id": BATCH, "instance_index": index} for index in ("0", "1")}
+    seen = {"0": (range(30, 40), range(50, 60)), "1": (range(35, 45), range(70, 80))}
+    rows = [window(at(k), collection_id=SERVICE) for k in range(100)]
+    events = [event(0, EventType.SCHEDULE, collection_id=SERVICE, priority="200")]
+    for index, runs in seen.items():
+        rows += [window(at(k), **of[index]) for run in runs for k in run]
+        for run in runs:
+            events += [
+                event(at(run[0]), EventType.SCHEDULE, **of[index]), event(at(run[-1] + 1), EventType.EVICT, **of[index])
+            ]  # fmt: skip
+    machine = {"time": "0", "type": "1", "machine_id": "7", "capacity": {"cpus": 1.0, "memory": 1.0}}
+    write_shard(tmp_path / "raw", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "raw", "instance_events-000000000000", events)
+    write_shard(tmp_path / "raw", "machine_events-000000000000", [machine])
+    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(buckets=1)).dataset
+    build_features(made, FeatureConfig(split=SplitConfig(role="test", valid_share=0.2)))
+    source = Source(made, FeatureSet.open(made.path), {})
+    period = period_of(source)
+    runs = workload_of(source, period, machines_in(source, period)).runs  # by arrival: 0, 1, 0 again, 1 again
+    assert runs["arrival_us"][1:].tolist() == [int(at(k) * 1e6) for k in (30, 35, 50, 70)]
+    assert runs["after"].tolist() == [-1, -1, -1, 1, 2]
+    assert runs["then"].tolist() == [-1, 3, 4, -1, -1]
+
+
 def test_machines_are_as_they_stand_when_the_period_begins_and_change_within_it(source: Source) -> None:
     period = period_of(source)
     on = machines_in(source, period)
