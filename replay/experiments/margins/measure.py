@@ -266,7 +266,8 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
         "settings": (
             "Those of an estimator without a model are chosen like the margins: per resource and budget, of a few "
             "candidates that include the published ones, what reclaims most of the validation rows under the margin "
-            "that keeps the budget there, of those that can keep it."
+            "that keeps the budget there, of those that can keep it. The baseline reserves the larger of the amounts "
+            "by its own settings and by those of the aggressive margin."
             if config.tune
             else "Those of an estimator without a model are the published ones."
         ),
