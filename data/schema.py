@@ -176,6 +176,11 @@ class MachineEventType:
     ADD, REMOVE, UPDATE, SOFT_ERROR, HARD_ERROR = 1, 2, 3, 4, 5
 
 
+def codes_of(kind: type[EventType | MachineEventType]) -> dict[str, int]:
+    """Return the codes of a kind of events by their names."""
+    return {name: code for name, code in vars(kind).items() if name.isupper() and isinstance(code, int)}
+
+
 RELATIONS: Final = (
     "EQUAL", "NOT_EQUAL", "LESS_THAN", "GREATER_THAN", "LESS_THAN_EQUAL", "GREATER_THAN_EQUAL", "PRESENT",
     "NOT_PRESENT",

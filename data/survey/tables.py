@@ -189,7 +189,7 @@ def _reason(table: str, column: str, lacks: Sequence[str]) -> str | None:
 def _events(facts: Facts) -> Table:
     of = {kind: {row["event"]: row for row in facts[kind]["types"]} for kind in ("events", "collections")}
     names = dict.fromkeys([*of["events"], *of["collections"]])
-    order = [name for name in vars(s.EventType) if name in names] + ["unknown"] * ("unknown" in names)
+    order = [name for name in s.codes_of(s.EventType) if name in names] + ["unknown"] * ("unknown" in names)
     counts = ("events", "before", "after", "synthesised")
     rows = tuple((name.lower().replace("_", " "), *(of[kind].get(name, {}).get(k, 0) if of[kind] else None
                                                    for kind in of for k in counts))

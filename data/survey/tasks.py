@@ -9,8 +9,8 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.survey.query import IN_TRACE, KEY, ROW, Tables, percentiles, ratio, rounded
 
-EVENT_NAMES: Final = {code: name for name, code in vars(s.EventType).items() if isinstance(code, int)}
-MACHINE_EVENT_NAMES: Final = {code: name for name, code in vars(s.MachineEventType).items() if isinstance(code, int)}
+EVENT_NAMES: Final = {code: name for name, code in s.codes_of(s.EventType).items()}
+MACHINE_EVENT_NAMES: Final = {code: name for name, code in s.codes_of(s.MachineEventType).items()}
 SIZES: Final = ((1, 1), (2, 10), (11, 100), (101, 1000), (1001, None))
 """Bands of a collection's number of tasks."""
 LIFETIME_EDGES_S: Final = (0, 60, 300, 900, 3_600, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800, 1_209_600)

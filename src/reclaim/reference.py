@@ -49,8 +49,8 @@ def render() -> str:
         "",
     ]
     codes = {
-        "EventType": {k: v for k, v in vars(schema.EventType).items() if isinstance(v, int)},
-        "MachineEventType": {k: v for k, v in vars(schema.MachineEventType).items() if isinstance(v, int)},
+        "EventType": schema.codes_of(schema.EventType),
+        "MachineEventType": schema.codes_of(schema.MachineEventType),
         **{title: {name: place for place, name in enumerate(names)} for title, names in (
             ("TIERS", schema.TIERS), ("MISSING_TYPES", schema.MISSING_TYPES), ("RELATIONS", schema.RELATIONS),
             ("VERTICAL_SCALINGS", schema.VERTICAL_SCALINGS), ("SCHEDULERS", schema.SCHEDULERS))},

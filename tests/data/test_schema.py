@@ -36,3 +36,11 @@ def test_a_column_is_read_or_its_reason_is_stated() -> None:
     named = {value: name for name, value in vars(schema).items() if name.isupper() and isinstance(value, str)}
     unread = {column for column in columns if not words & {column, named[column]}}
     assert unread == set(schema.UNREAD)
+
+
+def test_codes_of_events_are_what_a_kind_names_and_nothing_that_python_adds_to_a_class() -> None:
+    later = type("MachineEventType", (schema.MachineEventType,), {"GONE": 9, "ENDS": (9,), "__firstlineno__": 165})
+    assert schema.codes_of(later) == {"GONE": 9}
+    assert schema.codes_of(schema.MachineEventType) == {
+        "ADD": 1, "REMOVE": 2, "UPDATE": 3, "SOFT_ERROR": 4, "HARD_ERROR": 5,
+    }  # fmt: skip

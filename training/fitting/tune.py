@@ -163,8 +163,7 @@ def tune(
     key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     busy = ConfigError(f"{file}: another process is running this search; wait for it")
-    with locked(file.with_suffix(".lock"), busy), _quiet():
-        study = optuna.create_study(storage=sqlite_uri(file), study_name=key, load_if_exists=True)
+    with locked(file.with_suffix(".lock"), busy), _quiet(), _recorded(file, key) as study:
         run_id = _parent(key, config, ranges, sources)
         done = _count(study)
         say(f"{done} of {trials} trials are there; {file} holds them")
@@ -282,6 +281,17 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(before)
+
+
+@contextmanager
+def _recorded(file: Path, key: str) -> Iterator[optuna.Study]:
+    """Give the study that a file holds, which is made where it is missing, and close the file behind it."""
+    storage = optuna.storages.RDBStorage(sqlite_uri(file))
+    try:
+        yield optuna.create_study(storage=storage, study_name=key, load_if_exists=True)
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Source]) -> str:

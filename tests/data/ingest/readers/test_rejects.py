@@ -60,12 +60,13 @@ def test_a_million_bad_lines_of_two_files_take_no_more_memory_than_is_allowed(tm
         "from reclaim.data.ingest.job import IngestConfig, ingest\n"
         "try: ingest(Path(sys.argv[1]), Path(sys.argv[2]), IngestConfig(max_reject_share=1.0, memory_limit_mib=512))\n"
         "except TraceError as error: assert 'not one row' in str(error), error\n"
-        "print(int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10)"
+        "kib = dict(re.findall(r'(\\w+):\\s+(\\d+) kB', Path('/proc/self/status').read_text()))\n"
+        "print(int(kib['VmHWM']) - int(kib['RssFile']) >> 10)"
     )
-    # not ru_maxrss, in which a process begins with its parent's
+    # not ru_maxrss, in which a process begins with its parent's; pages of libraries, 95 to 250 MiB, are the kernel's
     arguments = [sys.executable, "-c", code, str(tmp_path / "cell"), str(tmp_path / "out")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 512
+    assert int(done.stdout) < 384
 
 
 @pytest.mark.parametrize("share", [0.001, 1.0])
