@@ -325,9 +325,9 @@ def test_a_run_comes_after_the_one_before_of_its_own_task_not_of_another_of_its_
     seen = {"0": (range(30, 40), range(50, 60)), "1": (range(35, 45), range(70, 80))}
     rows = [window(at(k), collection_id=SERVICE) for k in range(100)]
     events = [event(0, EventType.SCHEDULE, collection_id=SERVICE, priority="200")]
-    for index, runs in seen.items():
-        rows += [window(at(k), **of[index]) for run in runs for k in run]
-        for run in runs:
+    for index, twice in seen.items():
+        rows += [window(at(k), **of[index]) for run in twice for k in run]
+        for run in twice:
             events += [
                 event(at(run[0]), EventType.SCHEDULE, **of[index]), event(at(run[-1] + 1), EventType.EVICT, **of[index])
             ]  # fmt: skip
