@@ -16,6 +16,8 @@ from reclaim.config import load_config
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import N_FEATURES
+from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.open_loop.fold import run_base
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import find_model, load_location
@@ -27,10 +29,11 @@ from reclaim.training.fitting.sources import Source
 from reclaim.training.fitting.train import TrainReport, run_training
 from reclaim.training.fitting.tune import tune
 from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
 from tests.series import dataset_of, write_cell
-from tests.training.constant_estimator import CONSTANT, ConstantForecaster
+from tests.training.constant_estimator import CONSTANT, ConstantForecaster, ConstantLearner
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,6 +109,36 @@ def test_its_settings_are_searched(dataset: Path, config: TrainConfig) -> None:
     found = tune([dataset], config, trials=2, config_file=Path("best.toml"))
     assert set(found.best) == {"params.raised"}
     assert load_config(TrainConfig, Path("best.toml")).params == {"raised": found.best["params.raised"]}
+
+
+def test_the_loss_of_a_search_is_of_validation_rows_over_the_horizon_that_is_promised(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # all training rows demand a half: validation rows do so within five minutes, and within an hour nine tenths
+    x, oom = np.zeros((4, N_FEATURES), np.float32), np.zeros((4, len(HORIZONS_S)), np.float32)
+    train, valid = (Rows(x, np.full((4, len(TARGETS), len(HORIZONS_S)), 0.5, np.float32), oom) for _ in range(2))
+    valid.y[..., HORIZONS_S.index(3_600)] = 0.9
+    of_part = {FeatureSet.train_rows: [train], FeatureSet.valid_rows: [valid]}
+    module = "reclaim.training.fitting.learner"
+    monkeypatch.setattr(f"{module}.chosen_rows", lambda _sources, rows_of, *_: of_part[rows_of])
+    monkeypatch.setattr(f"{module}.rows_in_memory", lambda _, chosen: chosen[0])
+    monkeypatch.setattr(f"{module}.hidden_features", lambda _: [])
+    config = replace(config, params={})
+    objective = ConstantLearner().objective([], config)
+    losses = [objective(replace(config, horizon_s=s), lambda *_: None) for s in (300, 3_600)]
+    assert losses == pytest.approx([0.0, -np.log(1e-7)])  # the least probability that counts
+
+
+def test_rows_are_learned_from_without_the_features_that_training_was_too_short_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = (4, len(HORIZONS_S))
+    rows = Rows(np.ones((4, 3), np.float32), np.ones((4, 1, shape[1]), np.float32), np.ones(shape, np.float32))
+    module = "reclaim.training.fitting.learner"
+    monkeypatch.setattr(f"{module}.rows_in_memory", lambda *_: rows)
+    monkeypatch.setattr(f"{module}.hidden_features", lambda _: [1])
+    learned = ConstantLearner()._rows([], [])
+    assert np.isnan(learned.x).tolist() == [[False, True, False]] * 4
 
 
 def test_settings_that_it_does_not_have_are_refused(dataset: Path, config: TrainConfig) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import N_FEATURES
 from reclaim.training.bundle import load_model
 from reclaim.training.fitting import network as fit
@@ -27,7 +28,7 @@ from reclaim.training.models.beyond import beyond_of
 from reclaim.training.models.network import SurvivalNetwork, survival_loss
 from reclaim.training.models.network_forecaster import NetworkForecaster
 from reclaim.training.models.prior import quarters_of
-from reclaim.training.models.survival import NOW, thresholds_of
+from reclaim.training.models.survival import BELOW, NOW, thresholds_of
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 
@@ -304,6 +305,21 @@ def test_a_prior_is_refused_that_learned_from_rows_by_which_prices_are_set_or_th
     assert left_out == (reason is not None)
 
 
+def test_a_fit_ends_by_validation_rows_and_no_more_of_them_than_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, int, int]] = []
+
+    def chosen(_sources: Any, rows_of: Any, limit: int, seed: int) -> list[np.ndarray]:
+        asked.append((rows_of, limit, seed))
+        return [np.arange(100)]
+
+    monkeypatch.setattr(fit, "chosen_rows", chosen)
+    monkeypatch.setattr(fit, "rows_in_memory", lambda _, rows: rows_of_noise(len(rows[0]), 0))
+    config = TrainConfig(seed=7, fit=replace(CONFIG, max_valid_samples=100))
+    train, valid = fit._samples([], config, [np.arange(300)])
+    assert (len(train), len(valid)) == (300, 100)
+    assert asked == [(FeatureSet.valid_rows, 100, 7)]
+
+
 def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -388,6 +404,14 @@ def test_a_checkpoint_of_another_seed_number_of_rows_or_setting_is_refused(
     run()
     with pytest.raises(ModelError, match="belongs to a run of other settings or data"):
         run(**other)
+
+
+def test_a_checkpoint_of_curves_at_other_thresholds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, config = rows_of_noise(600, 0), replace(CONFIG, epochs=1)
+    fit_network(rows, None, config, seed=3, checkpoints=tmp_path)
+    monkeypatch.setattr(fit, "BELOW", (0.2, *BELOW[1:]))
+    with pytest.raises(ModelError, match="belongs to a run of other settings or data"):
+        fit_network(rows, None, config, seed=3, checkpoints=tmp_path)
 
 
 @pytest.mark.parametrize("part", ["training", "validation"])

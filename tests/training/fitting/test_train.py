@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +26,12 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import TIER_LABELS
 from reclaim.features.seen import SAMPLED, SEEN, sample_windows
-from reclaim.features.splits import SplitConfig
+from reclaim.features.splits import TRAIN, SplitConfig
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
 from reclaim.training.fitting import held_out, train
 from reclaim.training.fitting import network as fit
+from reclaim.training.fitting.oom_fit import rows_of
 from reclaim.training.fitting.sources import Source
 from reclaim.training.fitting.train import SCORES, TrainReport, run_training
 from reclaim.training.margins.calibrate import violation_share
@@ -248,8 +250,19 @@ def test_workers_of_ray_find_a_prior_by_its_whole_path(tmp_path: Path, monkeypat
         assert train._fitted_on_ray([], replace(CONFIG, prior=prior), "key", 2) == expected  # type: ignore[comparison-overlap]
 
 
-def test_forcing_it_trains_again_to_the_same_prices(place: Path, trained: TrainReport) -> None:
+def test_forcing_it_trains_again_to_the_same_prices_and_the_model_that_is_calibrated_saw_no_validation_row(
+    place: Path, trained: TrainReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned_from: list[np.ndarray] = []
+
+    def watched(sources: Sequence[Source], _seed: int, periods: Sequence[int] = (TRAIN,)) -> None:
+        learned_from.extend(rows_of(source.features, period) for source in sources for period in periods)
+
+    monkeypatch.setattr(train, "fit_oom", watched)
     forced = run_training(place / "dataset", CONFIG, force=True)
+    (rows,) = learned_from
+    features = FeatureSet.open(place / "dataset")
+    assert (features.period[rows] == TRAIN).all()
     assert not forced.reused
     assert forced.run_id != trained.run_id
     assert forced.prices == trained.prices

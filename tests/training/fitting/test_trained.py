@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
@@ -14,6 +16,7 @@ from reclaim.training.fitting.learner import Fitted
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trained import Trained, add_machines, calibrate_fit, compare_with_builtin, score
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.models.oom_model import OomModel
 from reclaim.training.settings import TrainConfig
 from tests.series import dataset_of, write_cell
 from tests.training.constant_estimator import ConstantForecaster
@@ -35,11 +38,26 @@ def _forecaster(most: float) -> ConstantForecaster:
     return ConstantForecaster(demands, np.full(len(HORIZONS_S), 0.25), (0.9, 0.98))
 
 
-def _trained(sources: list[Source], refitted: float | None = None) -> Trained:
+class _Oom:
+    """As much of an out-of-memory model as says one probability of every row."""
+
+    fitted = np.ones(len(HORIZONS_S), np.bool_)
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def predict(
+        self, x: NDArray[np.float32], horizons_s: tuple[int, ...] = HORIZONS_S, threads: int = 1
+    ) -> NDArray[np.float64]:
+        assert threads == 1
+        return np.full((len(x), len(horizons_s)), self.probability)
+
+
+def _trained(sources: list[Source], refitted: float | None = None, oom: OomModel | None = None) -> Trained:
     again = None if refitted is None else _forecaster(refitted)
     rows = [source.features.valid_rows() for source in sources]
     fitted = Fitted(_forecaster(0.9), [1], {"rows": 1}, refitted=again)
-    return calibrate_fit(fitted, None, sources, rows, CONFIG)
+    return calibrate_fit(fitted, oom, sources, rows, CONFIG)
 
 
 def test_a_refitted_forecaster_is_served_and_scored_on_test_rows_at_what_the_first_one_set(
@@ -54,6 +72,39 @@ def test_a_refitted_forecaster_is_served_and_scored_on_test_rows_at_what_the_fir
     assert of_both.valid == of_first.valid
     assert of_both.test["cpu"]["3600s"]["pinball"] != of_first.test["cpu"]["3600s"]["pinball"]
     assert of_both.n_test == sum(len(source.features.test_rows()) for source in sources)
+
+
+def test_an_out_of_memory_model_is_calibrated_by_validation_rows_and_a_second_one_served_and_scored_at_that(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # every second row meets an end, of which the first model says a tenth and the second a fifth
+    real = FeatureSet.targets
+
+    def targets(features: FeatureSet, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        y, oom = real(features, rows)
+        return y, np.repeat((rows % 2).astype(np.float32)[:, None], oom.shape[1], axis=1)
+
+    first, second = (cast("OomModel", _Oom(probability)) for probability in (0.1, 0.2))
+    given: list[Any] = []
+    monkeypatch.setattr(FeatureSet, "targets", targets)
+
+    def refit(*arguments: Any) -> OomModel:
+        given.append(arguments)
+        return second
+
+    monkeypatch.setattr("reclaim.training.fitting.trained.refit_oom", refit)
+    trained = _trained(sources, refitted=0.3, oom=first)
+    assert given == [(first, sources, CONFIG.seed)]
+    assert (trained.first.oom, trained.served.oom) == (first, second)
+    assert (trained.raw_oom == 0.1).all()
+    assert trained.valid.forecast.oom_probability == pytest.approx(0.5, abs=0.02)
+    scored = score(trained, sources, CONFIG)
+    assert (scored.raw_oom == 0.2).all()
+    np.testing.assert_array_equal(scored.oom, trained.first.calibration.apply(scored.raw_oom))
+    assert (scored.oom > 0.5).all()
+    # the Brier score of a half is a quarter, and of more than that above it
+    assert scored.valid["oom"]["3600s"]["brier"] == pytest.approx(0.25, abs=0.001)
+    assert scored.test["oom"]["3600s"]["brier"] == pytest.approx(np.mean((scored.oom[:, 1] - scored.label[:, 1]) ** 2))
 
 
 def test_without_test_rows_the_reliability_is_of_validation_rows(

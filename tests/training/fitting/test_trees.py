@@ -117,6 +117,22 @@ def test_trees_learn_how_often_each_threshold_is_exceeded() -> None:
     assert curve[thresholds > 0.4].max() < 0.02
 
 
+def test_trees_count_rows_by_their_weight() -> None:
+    # half of the tasks double and meet an end, and each of these counts for three of the others: three of four
+    x, doubled = np.zeros((2_000, N_FEATURES), np.float32), np.arange(2_000) % 2 == 1
+    x[:, NOW] = 0.2
+    y = np.full((2_000, len(TARGETS), len(HORIZONS_S)), NAN, np.float32)
+    y[:, 0, 1] = np.where(doubled, 0.4, 0.2)
+    oom = np.repeat(doubled.astype(np.float32)[:, None], len(HORIZONS_S), axis=1)
+    rows = Rows(x, y, oom, np.where(doubled, 3, 1).astype(np.float32))
+    trees = fit_trees(rows, TreeConfig(iterations=30, min_leaf=50), horizon_s=3_600, seed=1)
+    forecast = trees.predict(x, 3_600)
+    curve, thresholds = forecast.survival[:, 0, 0].mean(axis=0), forecast.thresholds[0, 0]
+    between = (thresholds >= np.float32(0.2)) & (thresholds < 0.4)
+    assert curve[between] == pytest.approx(0.75, abs=0.05)
+    assert forecast.oom_probability.mean() == pytest.approx(0.75, abs=0.05)
+
+
 def test_a_feature_is_kept_where_a_leaf_of_rows_knows_it() -> None:
     x = np.full((1_000, 3), NAN, np.float32)
     x[:20, 0], x[:19, 1] = 1.0, 1.0

@@ -368,6 +368,33 @@ def test_only_an_answer_below_a_limit_is_waited_for_and_from_the_slot_that_begin
         assert answered[290 % len(answered)].sum() == 1  # the first window ends in the middle of slot 289
 
 
+def test_a_demand_above_the_limit_violates_no_answer_that_is_the_limit(make_windows: Maker) -> None:
+    windows, online = make_windows([0.1, 1.5], [0.1, 1.5]), _online()
+    held = np.full((2, 2, 2), 1.0)
+    held[:, 1, 1] = 0.9  # but for memory under the aggressive margin
+    online.wait(np.zeros(2, np.int64), held, windows)
+    assert online.memory()["answered"].sum(axis=(0, 1)).tolist() == [1, 1]
+    assert online.memory()["violated"].sum(axis=(0, 2)).tolist() == [[0, 0], [0, 1]]
+
+
+def test_an_outcome_is_of_the_tier_that_the_task_had_when_it_was_answered(make_windows: Maker) -> None:
+    windows, online = make_windows([0.1, 0.2], [0.1, 0.2]), _online()
+    windows.tier[1] = 0
+    online.wait(np.zeros(2, np.int64), np.full((2, 2, 2), 0.15), windows)
+    for name in ("answered", "violated", "arrived"):
+        counted = online.memory()[name].sum(axis=-1)
+        assert counted[..., PROD].sum() == counted.sum() > 0
+
+
+def test_the_last_window_of_a_task_counts_once_whatever_is_said_of_it_again(make_windows: Maker) -> None:
+    windows, online = make_windows([0.1, 0.1], [0.1, 0.1]), _online(horizon_s=3_600)
+    _hold(online, windows)
+    last = windows.take(np.array([1]))
+    before = {name: array.copy() for name, array in online.memory().items()}
+    online.wait(np.zeros(1, np.int64), np.full((1, 2, 2), 0.15), replace(last, usage=last.usage * 9))
+    assert {k: v.tobytes() for k, v in online.memory().items()} == {k: v.tobytes() for k, v in before.items()}
+
+
 def test_tasks_that_end_within_the_horizon_count_too(make_windows: Maker) -> None:
     # tasks of ten windows, one after another, that always double their demand at the end
     short = [make_windows([0.1] * 9 + [0.9], task=k, start_us=600_000_000 + k * 3_000_000_000) for k in range(60)]

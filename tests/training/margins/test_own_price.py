@@ -167,6 +167,14 @@ def test_a_cell_that_began_before_the_clock_of_its_trace_is_as_old_as_that() -> 
     assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
 
 
+def test_a_cell_of_which_it_is_known_later_when_it_began_is_from_then_on_as_old_as_that() -> None:
+    young, old = (_held(own=True, hours=1) for _ in range(2))
+    old.begin_cell(-30 * DAY_US)
+    for online in (young, old):
+        online.reach(24 * SLOT_US)
+    assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
+
+
 def test_the_own_price_is_of_the_answers_of_a_tier_and_of_all_before_its_first_and_stays_while_none_comes() -> None:
     other = int(tier_key(np.array([1]))[0])
     windows = _slots([1, 1, 13], [3, 1, 1])

@@ -52,6 +52,18 @@ def test_a_candidate_that_loses_fewer_rows_than_the_budget_that_is_given_may_be_
     assert choose_settings([idle, level], [A, B], windows, target)["aggressive"] == (B, B)
 
 
+def test_each_margin_has_the_candidate_that_keeps_its_own_budget() -> None:
+    # nine of ten are needed: "level" says so for all, and reclaims a tenth; "idle" says nothing for two of ten rows. Of
+    # these the aggressive budget lets three violate, so it reserves nine for the other eight; the baseline allows one,
+    # so it would reserve the limit for the other eight, and reclaim a fifth by violating
+    windows = empty_windows(10)
+    windows.limit[:], windows.percentiles[:, P90], windows.end_us[:] = 10.0, 0.0, 1
+    idle, level = np.full((10, 2), 9.0), np.full((10, 2), 9.0)
+    idle[:2] = 0.0
+    tuning = choose_settings([idle, level], [A, B], windows, np.full((10, 2), 0.9), Budgets(0.1, 0.3))
+    assert tuning == {"baseline": (B, B), "aggressive": (A, A)}
+
+
 def test_facts_of_a_tuning_have_lists_as_json_does() -> None:
     facts = tuning_facts({"baseline": ({"levels": (0.5, 0.9)}, B), "aggressive": (B, B)})
     assert facts["baseline"]["cpu"]["levels"] == [0.5, 0.9]

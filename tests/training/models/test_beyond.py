@@ -109,6 +109,20 @@ def test_a_row_of_weight_two_counts_as_two_rows() -> None:
     np.testing.assert_array_equal(weighed, twice)
 
 
+def test_a_demand_above_the_limit_goes_as_far_beyond_as_the_limit_and_rounding_is_not_beyond() -> None:
+    # the limit is twice the largest of one half, which demands four times it; the other half demands its largest again
+    largest = np.float32(0.3)
+    x, y = rows(0.5, FEW, 4), demands([2.0, 2.0, 0.0, 0.0])
+    x[2:, [AT[f"{signal}_{of}"] for signal in SIGNALS for of in ("max_ever", "max_7d")]] = largest
+    y[2:, :, DAY] = np.nextafter(largest, np.float32(1))
+    made = beyond_of([(x, y, None)])
+    assert made is not None
+    at = dict(zip(RATIOS.tolist(), made[DAY, 0, 0].tolist(), strict=True))
+    # of four rows, and a thousand alike them and one more that goes beyond any ratio
+    assert at[2.0] == pytest.approx((0 + 1_000 * 1 / 5) / 1_004)
+    assert at[1.0] == pytest.approx((2 + 1_000 * 3 / 5) / 1_004)
+
+
 def test_rows_of_which_no_day_and_no_hour_is_known_give_no_shares() -> None:
     y = demands([NAN, NAN])
     y[:, :, NEXT] = 0.5
