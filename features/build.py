@@ -356,7 +356,7 @@ class _Written:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._file, self._named():
+        with self._named(), self._file:  # closing writes what a full disk did not take, from Python 3.14 on once more
             if kind is None:
                 self._file.seek(0)
                 self._write_header()

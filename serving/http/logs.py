@@ -18,6 +18,7 @@ _OTHERS: Final = ("bentoml", "uvicorn", "uvicorn.error", "circus")
 _HIDDEN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message", "asctime", "time", "level", "logger", "exception",
     "levelname_bracketed", "component", "trace_msg", "service_name",  # BentoML adds them to records for its own format
+    "_ray_timestamp_ns",  # and Ray this one, once it is imported
 }  # fmt: skip
 """Attributes of a record that are not its extras, or would replace a field of the line."""
 _SECRET: Final = frozenset({"authorization", "token", "password", "cookie", "headers", "body", "content"})
