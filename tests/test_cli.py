@@ -63,16 +63,16 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
         ("epochs=3", "unknown setting 'epochs'; did you mean 'fit.epochs'"),
         ("fit=3", "fit is a table of settings"),
         ("params=0", "params is a table of settings"),
-        ("seed=true", "seed must be int, got True"),
-        ("fit.learning_rate=true", "fit.learning_rate must be float, got True"),
-        ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
+        ("seed=true", "seed must be a whole number, got True"),
+        ("fit.learning_rate=true", "fit.learning_rate must be a number, got True"),
+        ("fit.epochs=many", "fit.epochs must be a whole number, got 'many'"),
         ("fit.epochs=0", "--set: fit.epochs must be from 1 to 2147483647, got 0"),
         ("seed=-1", "--set: seed must be from 0"),
         ("budgets.aggressive=0", "--set: budgets.baseline and aggressive must satisfy 0 < baseline"),
         ("value.violation=0", "--set: value.violation must be above 0, got 0.0"),
         ("value.violation=1", "--set: value.violation needs core_hour or memory_hour"),
         ("seed", "expected key=value"),
-        ("seed.x.y=1", "seed must be int"),
+        ("seed.x.y=1", "seed must be a whole number"),
     ],
 )
 def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
@@ -83,7 +83,10 @@ def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
 def test_a_list_is_of_values_of_its_type_and_blanks_around_a_name_or_a_value_are_none_of_it() -> None:
     assert load_config(WhatIfConfig, None, ["machines=[3, 5]"]).machines == (3, 5)
     assert load_config(WhatIfConfig, None, [" machines = [4] "]).machines == (4,)
-    for wrong, message in {"3": "machines is a list, got 3", "[3, 'x']": "machines must be int, got 'x'"}.items():
+    for wrong, message in {
+        "3": "machines is a list, got 3",
+        "[3, 'x']": "machines must be a whole number, got 'x'",
+    }.items():
         with pytest.raises(ConfigError, match=re.escape(message)):
             load_config(WhatIfConfig, None, [f"machines={wrong}"])
 

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from reclaim.data.core.tables import Cell
+
+_KINDS: Final = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a table",
+}
+
+
+def kind_in_words(kind: type) -> str:
+    """Return what a value of a TOML file of a Python type is called there."""
+    return _KINDS.get(kind, kind.__name__)
 
 
 def number(value: float | None) -> str:

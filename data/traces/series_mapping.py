@@ -41,6 +41,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from reclaim.data import schema as s
+from reclaim.data.core.prose import kind_in_words
 from reclaim.data.errors import ConfigError
 
 TIME_UNITS_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -178,7 +179,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
     right = {key: raw[key] for key in _KEYS if key in raw and isinstance(raw[key], _KEYS[key])}
     right = {key: value for key, value in right.items() if not isinstance(value, bool)}
     problems += [
-        f"{key!r} must be {' or '.join(kind.__name__ for kind in kinds)}"
+        f"{key!r} must be {' or '.join(map(kind_in_words, kinds))}"
         for key, kinds in _KEYS.items()
         if key in raw and key not in right
     ]

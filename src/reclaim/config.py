@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from reclaim.data.core.prose import kind_in_words
 from reclaim.data.errors import ConfigError
 
 C = TypeVar("C")
@@ -173,5 +174,5 @@ def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        raise ConfigError(f"{where}: {name} must be {kind.__name__}, got {value!r}")
+        raise ConfigError(f"{where}: {name} must be {kind_in_words(kind)}, got {value!r}")
     return value

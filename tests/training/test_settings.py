@@ -122,5 +122,5 @@ def test_a_table_of_an_unknown_name_is_refused_even_where_it_is_empty() -> None:
 
 def test_none_is_a_value_of_a_setting_that_has_it_as_its_default_and_of_no_other() -> None:
     assert config_from(IngestConfig, {"buckets": None}) == IngestConfig()
-    with pytest.raises(ConfigError, match="seed must be int, got None"):
+    with pytest.raises(ConfigError, match="seed must be a whole number, got None"):
         config_from(TrainConfig, {"seed": None})

@@ -96,14 +96,15 @@ priority = true
     with pytest.raises(ConfigError) as caught:
         load_mapping(given_mapping(tmp_path, text))
     for part in (
-        "unknown key 'colour'", "'task' must be str", "'window_s' must be int", "time_unit must be s where time is",
+        "unknown key 'colour'", "'task' must be text", "'window_s' must be a whole number",
+        "time_unit must be s where time is",
         "time.day must be a number of seconds above 0, got 0", "time.slot must be", "time.hour must be",
         "files must be globs, got [1]", "columns.cpu_mean is required",
         "columns.cpu_limit must be a column name or a finite number of at least 0, got nan", "columns.memory_limit",
         "columns.priority must be",
     ):  # fmt: skip
         assert part in str(caught.value)
-    with pytest.raises(ConfigError, match="'time' must be str or dict; time_unit must be one of"):
+    with pytest.raises(ConfigError, match="'time' must be text or a table; time_unit must be one of"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="time names no column"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
