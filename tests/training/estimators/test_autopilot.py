@@ -115,6 +115,22 @@ def test_one_model_weighs_overrun_against_underrun_by_hand(make_windows: MakeWin
         assert ml.update(_slot(windows), windows).reservation[:, 1].tolist() == pytest.approx([a, expected])
 
 
+def test_a_model_pays_for_a_move_of_its_candidate_even_where_its_limit_stays_at_the_last_bucket(
+    make_windows: MakeWindows,
+) -> None:
+    # One decay that forgets at once, margins of 0 and 1 buckets; memory in the last bucket Z, the one before it Y, then
+    # in X. Both models begin at Z, with costs of 0. At Y a stay would cost w_u 0.5, so L' moves for w_dl 0.4. Margin 0:
+    # 0.5 * 0.4 = 0.2, and 0.6 with the new limit. Margin 1, still at Z: 0.5 * (0.5 + 0.4) = 0.45, and 0.75 as another
+    # model. Margin 0 stays, and names X: 0.5 * 0.2 + 0.5 * 0.4 against 0.5 * 0.45 + 0.5 * (0.5 + 0.4). Had the move at
+    # Y been free, margin 1 would have won with 0.25 + 0.3 there, and with 0.575 + 0.4 against 0.3 + 0.3 + 0.4 at X.
+    windows = make_windows([0.5] * 3, [1.02, 0.95, 0.5])
+    ml = AutopilotMlEstimator(
+        (1.0,), (0, 1), overrun=1.0, underrun=0.5, limit_change=0.4, model_change=0.3, rate=0.5, margin=0.0, hold=1
+    )
+    memory = ml.update(_slot(windows), windows).reservation[:, 1]
+    assert memory.tolist() == pytest.approx([END[-1], END[-1], END[np.digitize(0.5, GRID.start) - 1]])
+
+
 @pytest.mark.parametrize("w_dl", [0.1, 0.6])  # with 0.6, models stay at limits far from all that they remember
 @pytest.mark.parametrize("decays", [(0.5, 1.0), (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)])  # more than are folded at a time
 @pytest.mark.parametrize("seed", range(4))

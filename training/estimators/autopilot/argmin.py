@@ -42,10 +42,11 @@ class AutopilotMlEstimator(AutopilotEstimator):
 
     A model is a decay d_m and a margin M_m. With s[j] the share of the window in bucket j, it keeps, for each candidate
     limit L, the overrun o(L) <- (1-d_m) o(L) + d_m sum of s[j] above L, and the underrun u(L) likewise below; it picks
-    L' = argmin of w_o o(L) + w_u u(L) + w_dl [L differs from its last], and recommends L = L' + M_m. Its own cost is
-    c <- d (w_o o(L) + w_u u(L) + w_dl [L differs from its last]) + (1-d) c, and the model with the least
-    c + w_dm [differs from the last model] + w_dl [L differs from the last limit] decides. Changes cost nothing for a
-    new task. Equal costs go to the smaller limit, and to the earlier model.
+    L' = argmin of w_o o(L) + w_u u(L) + w_dl [L differs from the last L'], and recommends L = L' + M_m, at most the
+    last bucket. Its own cost is c <- d (w_o o(L) + w_u u(L) + w_dl [L' differs from its last]) + (1-d) c, and the model
+    with the least c + w_dm [differs from the last model] + w_dl [L differs from the last limit] decides. Changes cost
+    nothing for a new task. Equal costs go to the smaller limit, and to the earlier model. Costs are sums of float32, so
+    two that tie in exact arithmetic may differ by rounding.
 
     The formulas are the paper's, by published notes. Google does not publish the weights. The defaults of the weights,
     of ``rate`` and of ``margins`` are those of a student's re-implementation, and ``decays`` are three of its ten: none
