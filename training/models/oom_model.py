@@ -124,7 +124,8 @@ class Trees(NamedTuple):
 def _rounded_down(threshold: float) -> np.float32:
     """Return the largest number of single precision that is not above a threshold: what a feature is compared with."""
     single = np.float32(threshold)
-    return np.nextafter(single, np.float32(-np.inf)) if single > threshold else single
+    # compared as doubles: next to a number of single precision NumPy rounds a float, and the two are equal
+    return np.nextafter(single, np.float32(-np.inf)) if float(single) > threshold else single
 
 
 class OomModel:

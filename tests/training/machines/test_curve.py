@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.training.machines.curve import EXCEEDED, INPUTS, N_INPUTS, MachineCurve, inputs_of
+from reclaim.training.machines.curve import EXCEEDED, INPUTS, N_INPUTS, MachineCurve, inputs_of, margin_of
 from reclaim.training.machines.terms import (
     N_TERMS,
     PASSED,
@@ -62,6 +62,21 @@ def test_the_bound_by_hand() -> None:
     assert curve.margin(0.01) == pytest.approx(math.log(100))
     # the bound holds: both at 1 happens in 1 %, and what is reserved at 1 % is not less than that needs
     assert curve.peak(sums, curve.margin(0.0099), 1.0) >= 1.1
+
+
+def test_rates_are_over_the_mean_limit_of_the_cell() -> None:
+    # at exponent 2 the least of 3 + 2 / t is that of the largest rate, 16 over a mean limit of 4: 3 + 2 * 4 / 16
+    sums = np.zeros((1, N_TERMS))
+    sums[0, T_LIMIT], sums[0, T_BAND:] = 10.0, 3.0
+    assert MachineCurve().peak(sums, 2.0, 4.0) == pytest.approx(3.5)
+    assert MachineCurve().score(sums, np.array([3.5]), 4.0) == pytest.approx(2.0)
+
+
+def test_a_share_of_peaks_that_is_whole_but_for_rounding_may_pass() -> None:
+    scores = np.arange(100.0)
+    assert 0.29 * 100 < 29  # in floating point; 29 scores are above 70, and may be
+    assert margin_of(scores, 0.29) == 70
+    assert margin_of(scores, 0.285) == 71
 
 
 def test_tasks_that_peak_at_the_same_time_by_hand() -> None:

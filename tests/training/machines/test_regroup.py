@@ -85,3 +85,12 @@ def test_of_more_snapshots_than_are_wanted_every_few_slots_are_left_out_and_the_
     for (at, _), (some, _) in zip(others, fewer, strict=True):
         slots = at.start_us // SLOT_US % 3 == 0
         np.testing.assert_array_equal(some.peak, at.peak[slots])
+
+
+def test_two_regroupings_on_as_many_machines_are_drawn_apart(windows: Windows) -> None:
+    assert SIZES[:2] == (1.0, 1.0)
+    _, others = found(windows)
+    on = [np.empty(TASKS, np.int64) for _ in others]
+    for of_task, (at, machine) in zip(on, others, strict=True):
+        of_task[windows.collection_id[at.rows]] = machine[at.snapshot]
+    assert (on[0] != on[1]).any()

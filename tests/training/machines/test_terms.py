@@ -27,6 +27,8 @@ from reclaim.training.machines.terms import (
     T_SQUARES,
     T_USAGE,
     TERMS,
+    shares_of,
+    terms_of,
 )
 from reclaim.training.models.survival import N_THRESHOLDS, quantiles_of
 from tests.training.machines.curves import terms_of_curves
@@ -156,3 +158,17 @@ def test_a_curve_of_more_thresholds_than_there_is_room_for_is_refused() -> None:
     many = np.full((1, 1, 48), 0.5, np.float32)
     with pytest.raises(ConfigError, match="expected fewer than 48 thresholds, got 48"):
         terms_of_curves(many, many, np.ones((1, 1)), np.ones((1, 1)), np.array([1]), (1.0,))
+
+
+def test_terms_are_of_the_horizon_asked_for_and_of_each_resources_own_past_and_curve() -> None:
+    survival = np.zeros((1, 2, 2, 2), np.float32)  # nothing passes the first threshold,
+    survival[0, :, 1, 0] = 0.5  # but half of the times at the second horizon
+    thresholds = np.array([[[0.25, 0.5], [0.5, 0.75]]], np.float32)
+    past = np.array([[(0.125,) * len(PAST), (0.625,) * len(PAST)]], np.float32)
+    usage, limit, seen = np.array([[0.5, 0.5]]), np.array([[4.0, 8.0]]), np.array([99])
+    # of the first horizon the peak is the first threshold; of the second, half of the time, an eighth of the limit more
+    for horizon, means in ((0, [4 * 0.25, 8 * 0.5]), (1, [4 * 0.3125, 8 * 0.5625])):
+        shares = shares_of(survival, thresholds, usage, limit, seen, past, (1.0, 1.0), horizon)
+        terms = terms_of(shares, usage, limit)[0]
+        assert terms[:, T_MEAN].tolist() == pytest.approx(means)
+        assert terms[:, T_PAST:T_PASSED].tolist() == [[0.5] * len(PAST), [5.0] * len(PAST)]

@@ -121,6 +121,10 @@ def test_what_was_not_fitted_is_nan_also_when_loaded_and_the_rest_keeps_its_bits
         assert np.isnan(forecast.oom_probability[:, [0, 2]]).all()
         assert np.array_equal(forecast.quantiles[:, targets], whole.quantiles[:, targets])
         assert np.array_equal(forecast.oom_probability[:, 1], whole.oom_probability[:, 1])
+        for h, horizon_s in enumerate(HORIZONS_S):  # asked for alone, each is fitted as it is among the others
+            alone = forecaster.predict(x, horizon_s)
+            assert np.array_equal(alone.oom_probability[:, 0], forecast.oom_probability[:, h], equal_nan=True)
+            assert np.array_equal(alone.survival[:, :, 0], forecast.survival[:, :, h], equal_nan=True)
 
 
 def test_a_calibrated_forecaster_hands_on_what_it_does_not_change(random_forecaster: NetworkForecaster) -> None:

@@ -48,7 +48,7 @@ def _features(n: int, seed: int = 0) -> NDArray[np.float32]:
     return x
 
 
-@pytest.mark.parametrize(("width", "depth"), [(40, 1), (40, 2), (64, 3), (5, 2)])
+@pytest.mark.parametrize(("width", "depth"), [(40, 1), (40, 2), (64, 3), (5, 2), (5, 5)])
 def test_answers_are_those_of_the_network_but_for_rounding(width: int, depth: int) -> None:
     network, x = _network(width, depth), _features(200)
     forecast = NetworkForecaster.of(network).predict(x)

@@ -81,6 +81,24 @@ def test_every_known_row_teaches_up_to_the_first_step_it_did_not_pass_and_an_unk
     assert taught.tolist() == [[True, True, False], [False] * 3, [True, False, False]]
 
 
+def test_a_row_counts_as_often_as_its_weight_says() -> None:
+    # the rows cost -log(0.2) and -log(0.8 * 0.5); the first counts once, the second three times, the unknown one never
+    y = torch.tensor([0.1, 0.3, float("nan")])[:, None, None]
+    steps, weight = _steps(0.8, 0.5, 0.1).expand(3, 1, 1, 3), torch.tensor([1.0, 3.0, 8.0])
+    loss = survival_loss(steps, y, THRESHOLDS.expand(3, 1, 3), weight)
+    assert loss.item() == pytest.approx(-(np.log(0.2) + 3 * np.log(0.4)) / 4, rel=1e-6)
+
+
+def test_dropout_leaves_out_its_share_of_hidden_units_while_training_alone() -> None:
+    scaling = Scaling(*(torch.full((4,), v) for v in (0.0, 1.0, -8.0, 8.0)))
+    network = SurvivalNetwork(scaling, n_targets=3, n_horizons=3, width=1024, depth=1, dropout=0.25)
+    network.initialise(torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    left_out = (network.body(torch.ones(1, 4)) == 0).float().mean().item()
+    assert left_out == pytest.approx(0.25, abs=0.06)
+    assert (network.eval().body(torch.ones(1, 4)) != 0).all()
+
+
 def test_a_target_of_no_known_row_costs_nothing_and_has_no_gradient() -> None:
     steps = torch.zeros(2, 1, 1, 3, requires_grad=True)
     loss = survival_loss(steps, torch.full((2, 1, 1), float("nan")), THRESHOLDS.expand(2, 1, 3))

@@ -97,6 +97,40 @@ def test_a_tree_of_two_leaves_by_hand() -> None:
     assert np.isnan(said[:, 1:]).all()
 
 
+def test_a_threshold_that_single_precision_lacks_sends_the_number_above_it_to_the_right() -> None:
+    # 0.1 lies between two numbers of single precision; the one nearest to it, 0.100000001, is above the threshold
+    trees = Trees.blank(1)
+    node = [
+        ("value", "f8"), ("feature_idx", "i8"), ("num_threshold", "f8"), ("missing_go_to_left", "?"),
+        ("left", "i8"), ("right", "i8"), ("is_leaf", "?"),
+    ]  # fmt: skip
+    nodes = np.array([(0, 0, 0.1, True, 1, 2, False), (-1, 0, 0, 0, 0, 0, True), (2, 0, 0, 0, 0, 0, True)], node)
+    trees.put(0, 0, nodes, reads=[0])
+    nearest = np.float32(0.1)
+    assert float(nearest) > 0.1
+    x = np.zeros((2, N_FEATURES), np.float32)
+    x[:, INPUTS[0]] = np.nextafter(nearest, np.float32(0)), nearest
+    said = OomModel(trees, np.ones(H, np.bool_)).predict(x)[:, 0]
+    np.testing.assert_allclose(said, 1 / (1 + np.exp([1.0, -2.0])))
+
+
+def test_a_horizon_asked_for_alone_is_known_where_its_own_trees_are_fitted() -> None:
+    partly, x = model((False, True, False)), rows(20)
+    whole = partly.predict(x)
+    assert np.isnan(whole).all(axis=0).tolist() == [True, False, True]
+    for h, horizon_s in enumerate(HORIZONS_S):
+        np.testing.assert_array_equal(partly.predict(x, (horizon_s,))[:, 0], whole[:, h])
+
+
+def test_a_model_of_the_same_inputs_in_another_order_is_refused(tmp_path: Path) -> None:
+    trees = model().trees
+    names = [FEATURE_NAMES[k] for k in reversed(INPUTS)]
+    tensors = trees._asdict() | {"fitted": np.ones(H, np.bool_)}
+    save_file(tensors, tmp_path / OomModel.FILE, metadata={"inputs": json.dumps(names)})
+    with pytest.raises(ValueError, match=r"oom_model.safetensors: its inputs"):
+        OomModel.load(tmp_path)
+
+
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File too large") as refusal, full_disk(after=1_000):
         model().save(tmp_path)

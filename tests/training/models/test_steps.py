@@ -103,3 +103,16 @@ def test_steps_do_not_depend_on_neighbours_or_threads(threads: int, monkeypatch:
         assert risk is not None
         assert its is not None
         assert its.tobytes() == risk[row : row + 1].tobytes()
+
+
+def test_steps_are_those_of_the_horizon_that_is_asked_for() -> None:
+    of, other, limit = forecast(30, seed=2), forecast(30, seed=3), np.full((30, 2), 0.3)
+    both = Forecast(
+        np.concatenate([other.survival, of.survival], axis=2), of.thresholds,
+        np.concatenate([other.quantiles, of.quantiles], axis=2), np.zeros((30, 2)), (HORIZONS_S[0], HORIZON_S),
+    )  # fmt: skip
+    (steps, risk), (expected, its) = (steps_at(a, HORIZON_S, limit, MEAN, limit) for a in (both, of))
+    np.testing.assert_array_equal(steps.rises, expected.rises)
+    assert risk is not None
+    assert its is not None
+    np.testing.assert_array_equal(risk, its)
