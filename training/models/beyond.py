@@ -184,7 +184,7 @@ def temper(
     for place, h in enumerate(map(HORIZONS_S.index, horizons_s)):
         if not np.isnan(beyond[h, 0, 0, 0]):
             bound = np.float32(TAILS[h])
-            bound = bound if bound >= TAILS[h] else np.nextafter(bound, np.float32(1.0))
+            bound = bound if float(bound) >= TAILS[h] else np.nextafter(bound, np.float32(1.0))
             columns = past.largest[h]
             _temper(survival, thresholds, x, columns, classes, beyond[h], RATIOS, _WITHIN, place, TAILS[h], bound, room)
 
