@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.schema import UNKNOWN_ID
-from reclaim.data.windows import CPU_MEAN, Windows, concatenate, demand, empty_windows
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, Windows, concatenate, demand, empty_windows
 from reclaim.training.machines.samples import TaskSamples
 from reclaim.training.machines.snapshots import Floats, Snapshots, lay_out_cell, slot_s_of
 
@@ -62,6 +62,15 @@ def test_of_several_windows_in_a_slot_the_largest_counts_and_the_first_ones_limi
     assert cell is not None
     assert cell.peak.tolist() == [0.9] * (20 - HOUR)
     assert cell.limit.tolist() == [1.0] * (20 - HOUR)
+
+
+@pytest.mark.parametrize(("resource", "peak", "limit"), [(0, 0.25, 1.0), (1, 0.5, 2.0)])
+def test_peaks_and_limits_are_those_of_the_resource(resource: int, peak: float, limit: float) -> None:
+    windows = windows_of(*((1, slot, 0.25) for slot in range(16)))
+    windows.usage[:, MEMORY_MAX], windows.limit[:, 1] = 0.5, 2.0
+    cell = lay_out_cell(windows, resource, SLOT_US, 3_600)
+    assert cell is not None
+    assert (set(cell.peak.tolist()), set(cell.limit.tolist())) == ({peak}, {limit})
 
 
 def test_a_machine_is_judged_at_times_whose_rows_all_are_and_the_others_stay_its_record() -> None:
