@@ -494,9 +494,14 @@ def test_of_equal_losses_the_earlier_trial_is_the_best(
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
-def test_a_seed_as_large_as_a_date_is_searched_with(dataset: Path, tmp_path: Path) -> None:
-    report = tune([dataset], replace(TREES, seed=20_261_126), trials=3, config_file=tmp_path / "best.toml")
-    assert report.trials == 3
+def test_a_seed_as_large_as_a_date_is_searched_with_and_another_tries_others(dataset: Path, tmp_path: Path) -> None:
+    reports = [
+        tune([dataset], replace(TREES, seed=seed), trials=3, config_file=tmp_path / "best.toml")
+        for seed in (20_261_126, 20_261_127)
+    ]
+    (given, *one), (same, *other) = ([tried for _, _, tried in trials_of(report)] for report in reports)
+    assert given == same  # the first has the settings as given
+    assert one != other
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
