@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import shutil
 import sys
+import tempfile
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +20,8 @@ from llvmlite import ir
 from numba.core import caching, cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
+
+log = logging.getLogger(__name__)
 
 CACHED: Final[dict[str, Any]] = {"cache": True, "nogil": True}
 """For every function that Python calls: compiled once, and it lets other threads run meanwhile."""
@@ -109,10 +116,38 @@ class OfUser(_Stamped, caching.UserWideCacheLocator):
     """The user's folder of caches, where the source lies in a folder that cannot be written."""
 
 
+class OfProcess(InCacheFolder):
+    """A folder of this process and of those that it starts, where neither of the others can be written."""
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        """Return the place of a function."""
+        numba.config.CACHE_DIR = _folder_of_process()  # type: ignore[attr-defined]
+        return super().from_function(py_func, py_file)
+
+
+@cache
+def _folder_of_process() -> str:
+    folder = tempfile.mkdtemp(prefix="reclaim-compiled-")  # of this user alone: cached code is run
+    atexit.register(_remove, folder, os.getpid())
+    os.environ["NUMBA_CACHE_DIR"] = folder
+    log.warning(
+        "compiled code cannot be kept: neither %s nor the home folder can be written, so each start compiles for half "
+        "a minute; name a folder in NUMBA_CACHE_DIR", Path(__file__).parents[2],
+    )  # fmt: skip
+    return folder
+
+
+def _remove(folder: str, maker: int) -> None:
+    """Remove a folder at the end of the process that made it, and of no process that was forked from it."""
+    if os.getpid() == maker:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 if not numba.config.CACHE_LOCATOR_CLASSES:  # type: ignore[attr-defined]  # a user may have named others
     numba.config.CACHE_LOCATOR_CLASSES = ",".join(  # type: ignore[attr-defined]
         [*(f"{place.__module__}.{place.__name__}" for place in (InCacheFolder, InTree, OfUser)),
-         "IPythonCacheLocator", "ZipCacheLocator"]
+         "IPythonCacheLocator", "ZipCacheLocator", f"{OfProcess.__module__}.{OfProcess.__name__}"]
     )  # fmt: skip
 
 

@@ -122,6 +122,41 @@ print(run(1), sum(run.stats.cache_hits.values()))
     assert found == ["4.0 0", "4.0 1", "5.0 0"]
 
 
+def test_where_no_folder_can_be_written_compiled_code_is_kept_until_the_process_ends(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "called.py").write_text(_CALLED.format(**_SAME))
+    cached = _CALLER.replace("@numba.njit", "@numba.njit(cache=True)")
+    (package / "caller.py").write_text(f"from package.called import outer\n{cached}")
+    run = """
+import os, subprocess, sys
+import reclaim.data.core.jit
+from package.caller import run
+run(1)
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, "-B", __file__, "again"], check=True)
+    if not (child := os.fork()):
+        sys.exit()
+    os.waitpid(child, 0)
+    assert os.listdir(os.environ["NUMBA_CACHE_DIR"])
+print(os.environ["NUMBA_CACHE_DIR"], sum(run.stats.cache_hits.values()))
+"""
+    (tmp_path / "run.py").write_text(run)
+    places = ",".join(f"reclaim.data.core.jit.{name}" for name in ("InCacheFolder", "OfProcess"))
+    done = subprocess.run(
+        [sys.executable, "-B", tmp_path / "run.py"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+             "NUMBA_CACHE_LOCATOR_CLASSES": places, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder, hits), (same, hits_again) = (line.split() for line in reversed(done.stdout.splitlines()))
+    assert (folder, hits, hits_again) == (same, "0", "1")
+    assert not Path(folder).exists()
+    assert Path(folder).parent == tmp_path
+    assert done.stderr.count("name a folder in NUMBA_CACHE_DIR") == 1
+
+
 def test_every_cached_function_of_the_package_is_declared_where_the_stamp_is() -> None:
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "njit" in path.read_text()]
     assert len(files) > 50
