@@ -1,4 +1,4 @@
-# Four words for every day, and the two commands of the README. VENV names the virtual environment.
+# Words for every day, and the two commands of the README. VENV names the virtual environment.
 VENV ?= .venv
 BIN := $(VENV)/bin
 
@@ -10,6 +10,15 @@ $(BIN)/reclaim: pyproject.toml
 
 test: install                      ## every test
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+OLDEST := .venv-oldest
+oldest:                            ## every test with the oldest packages that pyproject.toml allows
+	python3 -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install -q uv
+	$(OLDEST)/bin/uv pip compile -q --no-deps --resolution lowest-direct pyproject.toml -o $(OLDEST)/oldest.txt
+	$(OLDEST)/bin/python -m pip install -q -c $(OLDEST)/oldest.txt -e '.[dev]'
+	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile -W ignore::DeprecationWarning \
+		-W ignore::PendingDeprecationWarning -W ignore::FutureWarning
 
 quick: install                     ## tests but for the slow ones
 	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow'
@@ -33,4 +42,4 @@ notebook: install                  ## the outputs of docs/notebook.ipynb
 demo: install                      ## the whole way on a synthetic cell
 	$(BIN)/reclaim demo
 
-.PHONY: install test quick lint fix docs notebook demo
+.PHONY: install test oldest quick lint fix docs notebook demo
