@@ -128,12 +128,13 @@ class OfProcess(InCacheFolder):
 
 @cache
 def _folder_of_process() -> str:
+    """Make a folder that is removed as this process ends, and warn that later ones compile again."""
     folder = tempfile.mkdtemp(prefix="reclaim-compiled-")  # of this user alone: cached code is run
     atexit.register(_remove, folder, os.getpid())
     os.environ["NUMBA_CACHE_DIR"] = folder
     log.warning(
         "compiled code cannot be kept: neither %s nor the home folder can be written, so each start compiles for half "
-        "a minute; name a folder in NUMBA_CACHE_DIR", Path(__file__).parents[2],
+        "a minute; let NUMBA_CACHE_DIR name a folder that can", Path(__file__).parents[2],
     )  # fmt: skip
     return folder
 
