@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import Final, TypeVar
 
+from reclaim.data.core.engine.limits import cores
+
 ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread pays for its start."""
 
@@ -49,7 +51,7 @@ def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
 
 _Made = TypeVar("_Made")
 
-THREADS: Final = min(os.cpu_count() or 1, 8)
+THREADS: Final = min(cores(), 8)
 """Threads for large calls; more of them would wait for memory, not for cores."""
 _PIECE_ROWS: Final = ROWS_WORTH_A_THREAD - 1
 """Rows of a piece: nearly fits a core's own cache, is not split again by ``in_parts``, and releases the interpreter

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 from uuid import uuid4
 
+from reclaim.data.core.engine.limits import cores, memory_mib
 from reclaim.data.errors import ConfigError, TraceError
 
 ENGINES: Final = ("local", "processes", "ray")
@@ -34,6 +35,9 @@ _PROCESS_MIB: Final = 170
 """Memory a process takes before it holds any data, in MiB."""
 _WORKING_MIB: Final = 250
 """Least memory a worker needs for data, in MiB."""
+_SHARE_MIB: Final = 512
+"""Memory for each worker of a stage that states no limit, in MiB: what a worker takes for a bucket of 100,000 windows,
+and its part of what the stage holds."""
 _QUERIES: Final = 0.45
 """Share of the memory for data that is the query engine's."""
 _AHEAD: Final = 2
@@ -53,7 +57,7 @@ def plan_workers(engine: str, workers: int, memory_limit_mib: int, n_bytes: int)
     The rest of the memory is for what the query engine does not see: rows read, sorted and written. Threads share a
     process and its query engine; with processes, the one that waits for them counts, too.
     """
-    wanted = workers or len(os.sched_getaffinity(0))
+    wanted = workers or cores()
     fitting = max(1, min(wanted, (memory_limit_mib - _PROCESS_MIB) // (_PROCESS_MIB + _WORKING_MIB)))
     if fitting == 1 or (engine == "local" and n_bytes < POOL_BYTES):
         return fitting, int(_QUERIES * (memory_limit_mib - _PROCESS_MIB))
@@ -69,7 +73,7 @@ class Engine:
     name : str
         One of ``ENGINES``.
     workers : int
-        0: one for each core of this machine.
+        0: one for each core that this process may use, as its memory allows.
     """
 
     name: str = "local"
@@ -82,7 +86,7 @@ class Engine:
     @property
     def count(self) -> int:
         """Number of workers."""
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or max(1, min(cores(), memory_mib() // _SHARE_MIB))
 
     def pool(self) -> Workers:
         """Return its workers; threads where it is ``local``, for jobs that mostly release Python's lock."""

@@ -147,7 +147,9 @@ EngineName = Annotated[
     str,
     typer.Option("--engine", help="`local` threads, `processes`, or `ray`, the cluster of RAY_ADDRESS."),
 ]
-EngineWorkers = Annotated[int, typer.Option("--workers", min=0, help="Workers of the engine; 0: one per core.")]
+EngineWorkers = Annotated[
+    int, typer.Option("--workers", min=0, help="Workers of the engine; 0: one per core, as memory allows.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not the summary alone.")]
 LearnedEstimator = Annotated[

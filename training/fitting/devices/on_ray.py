@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 from tqdm import tqdm
 
+from reclaim.data.core.engine.limits import cores
 from reclaim.data.core.engine.workers import RETRIES, connected_ray
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.training.fitting.devices.distributed import INTERFACES, loopback
@@ -54,7 +54,7 @@ def fit_on_ray(fit: Callable[[Tell | None], Fitted], workers: int, *, device: st
     TraceError
         Workers were lost too often, or Ray itself.
     """
-    ray = connected_ray(workers or len(os.sched_getaffinity(0)))
+    ray = connected_ray(workers or cores())
     gpu, count = _claimed(ray.cluster_resources(), workers, device)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
