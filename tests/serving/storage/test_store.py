@@ -173,6 +173,17 @@ def test_no_file_stays_open_of_a_segment_that_was_replaced_or_could_not_be_made(
     assert open_files() == closed
 
 
+def test_no_file_stays_open_of_the_segments_that_a_start_reads(tmp_path: Path) -> None:
+    closed, numbers = open_files(), Numbers(tmp_path)
+    for _ in range(3):
+        numbers.write(2)
+        numbers.store.roll()
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(7), [])
+    assert open_files() == closed
+
+
 def test_leftovers_are_removed(tmp_path: Path) -> None:
     written(tmp_path, 3)
     (tmp_path / f"{snapshot_name(2)}.partial").mkdir()
