@@ -414,6 +414,72 @@ def test_a_snapshot_from_before_the_log_broke_does_not_mend_it(tmp_path: Path, m
     assert after(tmp_path) == (upto(5), [])
 
 
+def test_nothing_is_appended_to_a_segment_whose_name_may_be_lost_until_a_snapshot_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, fsync = Numbers(tmp_path), os.fsync
+    numbers.write(2)
+
+    def refuse(fd: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{fd}")).is_dir():
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        mark = numbers.store.roll()
+    assert "cannot sync the log: Input/output error" in str(numbers.store.broken)
+    assert not numbers.store.mend(), "a later success would not prove that the name is on the disk"
+    with pytest.raises(StoreError, match="Input/output error"):
+        numbers.store.append("number", b"3")
+    numbers.store.save(mark, {"taken": np.array(numbers.taken)}, {})
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(3), [])
+
+
+def test_a_log_that_cannot_be_synced_as_it_is_rolled_is_mended_by_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+    numbers.taken.append(numbers.store.append("number", b"3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        mark = numbers.store.roll()
+    assert (mark.sequence, mark.rolled) == (3, False)
+    assert "gone" in str(numbers.store.broken)
+    numbers.store.save(mark, {"taken": np.array(numbers.taken)}, {})
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
+def test_a_snapshot_behind_which_no_segment_can_be_made_is_kept_and_the_next_one_mends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, replace = Numbers(tmp_path), os.replace
+    numbers.write(2)
+
+    def refuse(source: Path, target: Path) -> None:
+        if target.name.startswith("log-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    numbers.taken.append(numbers.store.append("number", b"3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(StoreError, match="no new segment of the log: the disk is full"):
+            numbers.save()
+    assert snapshot_name(3) in names(tmp_path)
+    assert "gone" in str(numbers.store.broken)
+    numbers.save()
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
 def test_a_full_disk_is_named_and_writes_continue_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
