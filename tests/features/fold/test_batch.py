@@ -135,6 +135,38 @@ def test_percentiles_forget_by_their_half_lives_however_long_the_gap(history: Hi
     assert value(x, "cpu_max_ever") == pytest.approx(0.8)
 
 
+def with_gap(windows: Windows, row: int, days: int) -> Windows:
+    """Return the windows with so many days before one of them."""
+    windows.start_us[row:] += days * 24 * 3600 * S
+    windows.end_us[row:] += days * 24 * 3600 * S
+    return windows
+
+
+@pytest.mark.parametrize("days", [100, 1000])  # above and below the least weight that a histogram keeps over two days
+def test_after_a_long_gap_percentiles_are_those_of_the_windows_since_alone(history: History, days: int) -> None:
+    since = [0.125] * 4 + [0.75]
+    x = features_of(with_gap(history([0.875] * 200 + since), 200, days))
+    alone = features_of(history(since))
+    over_time = [name for name in FEATURE_NAMES if "_p" in name and name.endswith(("_12h", "_48h"))]
+    assert len(over_time) == 11
+    for name in over_time:
+        assert value(x, name) == value(alone, name), name
+    assert value(x, "memory_p90_12h") == value(x, "memory_p98_48h") == 0.75
+
+
+def test_percentiles_of_both_half_lives_and_resources_stay_right_over_half_a_year(history: History) -> None:
+    busy, idle = [0.75] * 30, [0.125] * 30
+    windows = history(busy + idle)
+    for row in range(1, 30):
+        with_gap(windows, row, 6)  # half a year: weights grow past the bound at which all are divided
+    for row in range(31, 60):
+        with_gap(windows, row, 1)
+    x = features_of(windows)
+    for name in ("cpu_p90_12h", "memory_p90_12h", "cpu_p98_48h", "memory_p98_48h"):
+        assert value(x, name, 29) == 0.75, name
+        assert value(x, name) == 0.125, name
+
+
 def test_percentiles_agree_with_sorting_all_there_ever_was() -> None:
     random = np.random.default_rng(5)
     cpu = random.gamma(2.0, 0.1, 600).clip(0.02, 1.0)
@@ -175,6 +207,12 @@ def test_age_counts_from_the_run_and_else_from_the_first_window(history: History
     assert value(features_of(windows), "age") == pytest.approx(math.log2(1 + (7200 + 600 - 3600) / 3600))
 
 
+def test_a_run_that_begins_after_its_window_by_another_clock_has_the_age_zero(history: History) -> None:
+    windows = history([0.1], start_s=7200)
+    windows.scheduled_us[:] = windows.end_us + 1800 * S
+    assert value(features_of(windows), "age") == 0.0
+
+
 def test_what_is_unknown_is_nan_and_never_zero(history: History) -> None:
     x = features_of(history([0.1]))
     unknown = ("cpu_tail_weight", "page_cache", "page_cache_share", "cpi", "cpi_change", "mai", "scheduling_class",
@@ -201,6 +239,12 @@ def test_the_distribution_of_a_window_is_taken_as_measured(history: History) -> 
     assert value(features_of(windows), "cpu_over_limit") == pytest.approx(0.25)
     windows.limit[:] = 0.945  # between two percentiles of the tail
     assert value(features_of(windows), "cpu_over_limit") == pytest.approx(0.055, abs=1e-6)
+
+
+def test_the_weight_of_a_tail_far_above_the_rest_is_cut_off(history: History) -> None:
+    windows = history([0.25])
+    windows.percentiles[0] = [0.25 + level / 2**14 if level < 99 else 0.75 for level in LEVELS]
+    assert value(features_of(windows), "cpu_tail_weight") == 64.0
 
 
 def test_usage_at_the_limit_is_not_above_it_for_a_whole_window_or_a_part_of_it(history: History) -> None:

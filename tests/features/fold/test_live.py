@@ -204,6 +204,14 @@ def test_each_kind_is_told_by_hand_and_asking_changes_nothing(history: History) 
     assert same_memory(before, saved(state))
 
 
+def test_a_window_that_is_too_late_and_comes_twice_in_a_call_is_too_late_both_times(history: History) -> None:
+    windows, none = history([0.1] * 9), np.zeros(2, np.int64)
+    state = TolerantState(CELL, BOUND_S)
+    state.advance(none[:1], windows.take(slice(8, 9)))
+    assert state.classify(none, windows.take(np.array([0, 0]))).tolist() == [TOO_LATE, TOO_LATE]
+    assert state.classify(none, windows.take(np.array([7, 7]))).tolist() == [LATE, REPEATED]
+
+
 @pytest.mark.parametrize(("later", "kind"), [(PENDING, LATE), (PENDING + 1, TOO_LATE)])
 def test_a_window_may_be_late_behind_as_many_as_are_held_and_no_more(later: int, kind: int, history: History) -> None:
     windows, state = history([0.1] * (later + 1)), TolerantState(CELL, 3_600.0)

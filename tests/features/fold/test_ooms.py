@@ -98,6 +98,26 @@ def test_one_window_above_the_limit_may_be_the_last(history: Maker, fold: Fold) 
     assert column(fold, runs(history, [0.5, 1.1], [0.2]), "ooms", "memory_above")[-1] == [1.0, 0.0]
 
 
+def test_a_run_that_lived_above_the_limit_for_two_windows_is_not_bound_by_it(history: Maker, fold: Fold) -> None:
+    for above, ooms in ((1, 1.0), (2, 0.0)):
+        windows = runs(history, [0.5] + [1.25] * above, [0.25])
+        assert column(fold, windows, "ooms")[-1] == [ooms]
+
+
+def test_a_run_whose_memory_is_unknown_in_its_last_window_did_not_come_near_the_limit(
+    history: Maker, fold: Fold
+) -> None:
+    assert column(fold, runs(history, [0.5, 1.0, np.nan], [0.25]), "ooms")[-1] == [0.0]
+
+
+def test_a_run_that_ended_before_it_began_by_another_clock_lasted_no_time(history: Maker, fold: Fold) -> None:
+    windows = runs(history, [1.0], [0.25])
+    windows.scheduled_us[:] = (windows.end_us[0] + 60 * S, windows.end_us[0] + 120 * S)
+    x = column(fold, windows, "ooms", "age", "oom_age", "oom_age_least")[-1]
+    age = np.log2(1 + 3 / 60)
+    assert x == pytest.approx([1.0, age, age, age])
+
+
 @pytest.mark.parametrize("limit", [0.0, np.nan])
 def test_without_a_limit_or_a_run_there_is_no_end(limit: float, history: Maker, fold: Fold) -> None:
     windows = runs(history, [0.5, 1.0], [0.2])
@@ -207,6 +227,31 @@ def test_no_more_than_the_bound_is_kept_and_the_oldest_go(history: Maker, monkey
     kept = state.advance(np.array([50]), runs(history, [0.1], start_s=60_000, task=61, instance=1))[1]
     gone = state.advance(np.array([51]), runs(history, [0.1], start_s=60_000, task=100, instance=1))[1]
     assert (kept[0, AT.collection_ooms], gone[0, AT.collection_ooms]) == (1.0, 0.0)
+
+
+def known_live(state: TolerantState, history: Maker, start_s: int) -> list[float]:
+    """Return the ends out of memory that a new task of the collection knows of, and the hours since, as logarithms."""
+    _, x, _, _ = state.advance(np.array([9]), history([0.25], start_s=start_s, task=1))
+    state.forget(np.array([9]))
+    return [float(x[0, AT[name]]) for name in ("collection_ooms", "collection_oom_since")]
+
+
+def test_a_late_window_of_the_run_that_ended_does_not_count_its_end_again(history: Maker) -> None:
+    windows, state = runs(history, [0.5, 1.0, 1.0], [0.25]), TolerantState(Cell(), 900.0)
+    state.advance(np.zeros(3, np.int64), windows.take(np.array([0, 1, 3])))
+    state.advance(np.zeros(1, np.int64), windows.take(np.array([2])))
+    assert known_live(state, history, 7200)[0] == 1.0  # log2 of one more than one end
+
+
+def test_a_served_collection_knows_of_an_end_for_two_weeks_whatever_the_time_of_day(history: Maker) -> None:
+    noon_s, slots_to_two_weeks = DAY_S // 2, 14 * DAY_S // SLOT_S
+    for began_s in (0, noon_s):
+        windows, state = runs(history, [1.0], [0.25], start_s=began_s), TolerantState(Cell(), 900.0)
+        state.advance(np.zeros(2, np.int64), windows)  # the second one brings it to light
+        slot = began_s // SLOT_S + 1
+        for back, ooms in ((DAY_S // SLOT_S, 1.0), (1, 1.0), (0, 1.0), (-1, 0.0)):
+            now = slot + slots_to_two_weeks - back
+            assert known_live(state, history, now * SLOT_S)[0] == ooms, (began_s, back)
 
 
 def test_a_late_last_window_tells_the_others_too(history: Maker) -> None:

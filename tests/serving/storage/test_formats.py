@@ -51,6 +51,15 @@ def test_the_version_is_known_of_another_layout_of_files_and_past_damaged_ones(
     assert version_in(tmp_path / "cell") is None
 
 
+def test_a_changed_byte_in_the_header_of_a_segment_makes_no_other_version(tmp_path: Path) -> None:
+    write(tmp_path / "cell", 7)
+    (segment,) = (tmp_path / "cell").glob("log-*")
+    whole = segment.read_bytes()
+    for at in range(36):
+        segment.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert version_in(tmp_path / "cell") is None
+
+
 def test_a_format_that_is_not_there_begins_next_to_the_others_and_each_finds_its_own_again(tmp_path: Path) -> None:
     first = tmp_path / "cell"
     write(first, 8, save=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,64 @@ def test_a_damaged_snapshot_is_put_aside_for_the_one_before_it(tmp_path: Path) -
     assert after(tmp_path) == (upto(9), [])
 
 
+def unreadable(monkeypatch: pytest.MonkeyPatch, file: Path, number: int) -> None:
+    """Let reading a file fail with an error of the system."""
+    opened = Path.open
+
+    def refuse(path: Path, *how: Any, **options: Any) -> Any:
+        if path == file:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *how, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+@pytest.mark.parametrize("name", ["taken.npy", "manifest.json"])
+def test_a_snapshot_that_the_disk_cannot_read_is_put_aside_for_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    written(tmp_path, 2, 3, 4)
+    with monkeypatch.context() as patch:
+        unreadable(patch, tmp_path / snapshot_name(5) / name, errno.EIO)
+        taken, notes = after(tmp_path)
+    assert taken == upto(9)
+    assert notes == [f"{snapshot_name(5)}/{name}: Input/output error: the snapshot was moved to damaged-1."]
+
+
+@pytest.mark.parametrize("name", ["taken.npy", "manifest.json"])
+def test_a_snapshot_that_this_user_may_not_read_is_named_and_nothing_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    written(tmp_path, 2, 3, 4)
+    before, file = names(tmp_path), tmp_path / snapshot_name(5) / name
+    with monkeypatch.context() as patch:
+        unreadable(patch, file, errno.EACCES)
+        with pytest.raises(StoreError, match=f"^{file}: cannot be opened: Permission denied$"):
+            Store.open(tmp_path, state_version=1, repair=True)
+    assert names(tmp_path) == before
+    assert after(tmp_path) == (upto(9), [])
+
+
+def test_damage_of_the_log_before_the_newest_snapshot_holds_nothing_up(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3, 4)
+    older = tmp_path / segment_name(3)
+    older.write_bytes(changed_bytes(older.read_bytes(), 60))
+    assert after(tmp_path) == (upto(9), [])
+
+
+def test_a_damaged_header_of_a_segment_without_records_is_cut_off_and_said(tmp_path: Path) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+    numbers.store.roll()
+    numbers.store.close()
+    empty = tmp_path / segment_name(3)
+    empty.write_bytes(changed_bytes(empty.read_bytes(), 30))
+    taken, notes = after(tmp_path)
+    assert (taken, len(notes)) == (upto(2), 1)
+    assert f"{empty.name}: its header is damaged; the last 36 bytes" in notes[0]
+    assert after(tmp_path) == (upto(2), [])
+
+
 def test_a_segment_of_one_record_between_two_snapshots_is_kept_for_the_older_one(tmp_path: Path) -> None:
     written(tmp_path, 3, 1, 2)
     newest = tmp_path / snapshot_name(4) / "taken.npy"
@@ -156,6 +216,7 @@ def test_a_segment_is_cut_only_once_the_whole_of_it_is_durable_in_a_copy(
     copy = tmp_path.resolve() / "damaged-1" / cut.name
     assert copy.read_bytes() == changed_bytes(whole, 60)
     assert synced[copy] == len(whole) > cut.stat().st_size
+    assert copy.parent in synced, "the name of the copy outlives a power cut, too"
 
 
 @pytest.mark.parametrize(("lost", "missing"), [(3, 3), (5, 5), (7, 7)])

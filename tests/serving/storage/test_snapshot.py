@@ -167,6 +167,36 @@ def test_the_name_is_durable_before_anything_older_can_be_dropped(
     ]  # fmt: skip
 
 
+def test_a_snapshot_is_read_back_from_the_disk_and_not_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def name(fd: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{fd}")).name
+
+    def advise(fd: int, *range_and_advice: int) -> None:
+        assert range_and_advice == (0, 0, os.POSIX_FADV_DONTNEED)
+        calls.append(("dropped", name(fd)))
+
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append(("synced", name(fd))))
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    write_snapshot(tmp_path, SAID, {"x": np.arange(3)})
+    for file in ("x.npy", "manifest.json"):
+        assert [what for what, which in calls if which == file] == ["synced", "dropped"], "a dirty page is not dropped"
+
+
+def test_what_could_not_be_removed_of_a_failed_snapshot_does_not_hold_up_the_next_one(tmp_path: Path) -> None:
+    left = tmp_path / f"{snapshot_name(12)}.partial"
+    left.mkdir()
+    (left / "x.npy").write_bytes(b"cut")
+    (left / "old.npy").write_bytes(b"of an array that is no longer there")
+    write_snapshot(tmp_path, SAID, {"x": np.arange(3)})
+    folder = tmp_path / snapshot_name(12)
+    assert {path.name for path in folder.iterdir()} == {"x.npy", "manifest.json"}
+    assert load_arrays(folder, read_manifest(folder))["x"].tolist() == [0, 1, 2]
+
+
 def test_a_large_array_is_written_without_a_copy(tmp_path: Path) -> None:
     array = np.zeros((2, 16 * 2**20), np.float32).T  # 128 MiB, columns first
     tracemalloc.start()

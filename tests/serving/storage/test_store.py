@@ -91,6 +91,99 @@ def test_a_second_snapshot_at_the_same_record_takes_the_place_of_the_first(tmp_p
     assert names(tmp_path) == {snapshot_name(2), snapshot_name(5), segment_name(3), segment_name(6)}
 
 
+def test_sizes_go_on_after_a_restart(tmp_path: Path) -> None:
+    written(tmp_path, 3, 2)
+    numbers = Numbers(tmp_path)
+    assert numbers.store.log_bytes >= 2 * (28 + len("number") + 1 + 4), "restarts do not let the log grow"
+    assert numbers.store.snapshot_bytes == 128 + 3 * 8
+    numbers.store.close()
+
+
+def test_a_snapshot_after_a_restart_drops_those_before_the_previous_one(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3, 4)
+    numbers = Numbers(tmp_path)
+    numbers.save()
+    numbers.store.close()
+    assert names(tmp_path) == {snapshot_name(5), snapshot_name(9), segment_name(6), segment_name(10)}
+
+
+def test_a_file_that_a_user_left_between_those_of_the_store_is_passed_over(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3)
+    others = {
+        "log-old.bin",
+        f"{segment_name(3)[:-4]} (copy).bin",
+        "log-4.bin",
+        "snapshot-old",
+        f"{snapshot_name(2)}-copy",
+    }
+    for name in others:
+        (tmp_path / name).write_bytes(b"x")
+    numbers = Numbers(tmp_path)
+    numbers.save()
+    numbers.store.close()
+    assert numbers.taken == upto(5)
+    assert numbers.store.recovered.notes == []
+    assert others <= names(tmp_path)
+
+
+def test_only_the_user_of_the_service_may_read_its_state(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        written(tmp_path, 2, 3, 4)
+        (tmp_path / snapshot_name(5) / "taken.npy").unlink()
+        after(tmp_path)  # what is put aside is state, too
+    finally:
+        os.umask(before)
+    kept = [path for path in tmp_path.iterdir() if path.name.startswith(("log-", "snapshot-", "damaged-"))]
+    assert len(kept) == 4
+    assert [path.name for path in kept if path.stat().st_mode & 0o077] == []
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_no_file_stays_open_of_a_segment_that_was_replaced_or_could_not_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    closed = open_files()
+    numbers = Numbers(tmp_path)
+    before = open_files()
+    for _ in range(3):
+        numbers.write()
+        numbers.save()
+        numbers.write()
+        numbers.store.roll()
+    assert open_files() == before
+    numbers.write()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        marks = [numbers.store.roll() for _ in range(3)]
+    assert open_files() == before
+    assert not list(tmp_path.glob("*.partial"))
+    numbers.store.save(marks[-1], {"taken": np.array(numbers.taken)}, {})
+    numbers.store.close()
+    assert open_files() == closed
+    log = max(tmp_path.glob("log-*.bin"))
+    os.truncate(log, log.stat().st_size - 1)  # the log ends before the snapshot does
+    assert after(tmp_path)[0] == numbers.taken
+    assert open_files() == closed
+
+
+def test_no_file_stays_open_of_the_segments_that_a_start_reads(tmp_path: Path) -> None:
+    closed, numbers = open_files(), Numbers(tmp_path)
+    for _ in range(3):
+        numbers.write(2)
+        numbers.store.roll()
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(7), [])
+    assert open_files() == closed
+
+
 def test_leftovers_are_removed(tmp_path: Path) -> None:
     written(tmp_path, 3)
     (tmp_path / f"{snapshot_name(2)}.partial").mkdir()
@@ -321,6 +414,72 @@ def test_a_snapshot_from_before_the_log_broke_does_not_mend_it(tmp_path: Path, m
     assert after(tmp_path) == (upto(5), [])
 
 
+def test_nothing_is_appended_to_a_segment_whose_name_may_be_lost_until_a_snapshot_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, fsync = Numbers(tmp_path), os.fsync
+    numbers.write(2)
+
+    def refuse(fd: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{fd}")).is_dir():
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        mark = numbers.store.roll()
+    assert "cannot sync the log: Input/output error" in str(numbers.store.broken)
+    assert not numbers.store.mend(), "a later success would not prove that the name is on the disk"
+    with pytest.raises(StoreError, match="Input/output error"):
+        numbers.store.append("number", b"3")
+    numbers.store.save(mark, {"taken": np.array(numbers.taken)}, {})
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(3), [])
+
+
+def test_a_log_that_cannot_be_synced_as_it_is_rolled_is_mended_by_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+    numbers.taken.append(numbers.store.append("number", b"3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        mark = numbers.store.roll()
+    assert (mark.sequence, mark.rolled) == (3, False)
+    assert "gone" in str(numbers.store.broken)
+    numbers.store.save(mark, {"taken": np.array(numbers.taken)}, {})
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
+def test_a_snapshot_behind_which_no_segment_can_be_made_is_kept_and_the_next_one_mends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, replace = Numbers(tmp_path), os.replace
+    numbers.write(2)
+
+    def refuse(source: Path, target: Path) -> None:
+        if target.name.startswith("log-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    numbers.taken.append(numbers.store.append("number", b"3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(StoreError, match="no new segment of the log: the disk is full"):
+            numbers.save()
+    assert snapshot_name(3) in names(tmp_path)
+    assert "gone" in str(numbers.store.broken)
+    numbers.save()
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
 def test_a_full_disk_is_named_and_writes_continue_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +506,27 @@ def test_a_full_disk_is_named_and_writes_continue_once_there_is_room(
     numbers.store.close()
     assert after(tmp_path) == (upto(4), [])
     assert names(tmp_path) == {segment_name(1)}
+
+
+def test_a_full_disk_that_is_tried_again_and_again_takes_no_file_and_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    before = open_files()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        with pytest.raises(StoreError, match="the disk is full"):
+            numbers.write()
+        patch.setattr(os, "posix_fallocate", full)
+        assert [numbers.store.mend() for _ in range(3)] == [False] * 3
+    assert (open_files(), names(tmp_path)) == (before, {segment_name(1)})
+    assert numbers.store.mend()
+    assert (open_files(), names(tmp_path)) == (before, {segment_name(1)})
+    numbers.store.close()
 
 
 def test_part_of_a_record_that_could_not_be_cut_off_is_cut_off_before_the_next_one(
