@@ -116,8 +116,8 @@ class MachineCurve:
     def with_margins(self, scores: Floats) -> Self:
         """Return the same curve with the margins of scores of peaks seen, shape (n,), n at least 1.
 
-        Of ``n`` peaks ``floor(p * n)`` may pass what is reserved at p of ``EXCEEDED``; between two of these, as many as at
-        the larger one.
+        Of ``n`` peaks ``floor(p * n)`` may pass what is reserved at a p of ``EXCEEDED``; between two of these, as many
+        as at the larger one.
         """
         return replace(self, margins=tuple(margin_of(scores, p) for p in EXCEEDED))
 
