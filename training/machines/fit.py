@@ -99,10 +99,10 @@ def fit_curve(
 ) -> MachineCurve:  # fmt: skip
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
-    Margins of a fit are set on peaks of machines that a location was not fitted to; what is reclaimed at them is counted
-    with the location of all machines, on these. Nothing is fitted with fewer than ``FEWEST`` snapshots, or where those
-    with a task that is foreseen are all of one half. With too few for the smallest budget the bound keeps its
-    exponents.
+    Margins of a fit are set on peaks of machines that a location was not fitted to. The amount reclaimed at them is
+    counted with the location of all machines, on these. Nothing is fitted with fewer than ``FEWEST`` snapshots, or
+    where those with a task that is foreseen are all of one half. With too few for the smallest budget the bound keeps
+    its exponents.
 
     Parameters
     ----------
