@@ -84,7 +84,7 @@ class Foreseer:
 
     @property
     def estimator(self) -> MachineEstimator:
-        """The model's own estimator, in the unit of the dataset."""
+        """The model's own estimator, at the mean limit of the dataset replayed; a service takes that of training."""
         return self.bundle.machine_estimator(horizon_s=self.horizon_s, mean_limit=self.features.mean_limit)
 
     def terms(self, rows: Ids) -> Floats:

@@ -19,7 +19,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import demand
 from reclaim.serving.answers.stateful import is_stale
 from reclaim.serving.cell.machine_peaks import MachineMargins
-from reclaim.serving.cell.task_record import machine_of
+from reclaim.serving.cell.task_record import last_windows, machine_of
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.serving.wire.errors import INVALID, ClientLeftError, RequestError
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE, terms_of
@@ -158,7 +158,7 @@ def _sums(
         parts = []
         for horizon_s in horizons_of(known.scorer):
             terms = own_terms(known, horizon_s)
-            used = np.fmin(terms[..., T_USAGE], known.task["limit"])
+            used = _used(known, terms)
             used[stale] = 0.0
             asked = known.scorer.horizon_s if horizon_s is None else horizon_s
             of = (known.scorer, asked, known.prices.machines, known.clock_us, known.tracked)
@@ -251,6 +251,17 @@ def own_terms(known: Known, horizon_s: int | None = None) -> Floats:
     if known.x is None:  # no task is known
         return np.zeros((len(known.task), len(RESOURCES), N_TERMS))
     return terms_of(known.scorer.shares_over(horizon_s, known.x, known.last), used, known.task["granted"])
+
+
+def _used(known: Known, terms: Floats) -> Floats:
+    """Return what tasks used in their last windows, each up to its limit, 0 where unknown; shape (n, n_resources)."""
+    used: Floats = np.fmin(terms[..., T_USAGE], known.task["limit"])
+    without = ~(terms[..., T_LIMIT] > 0)  # such terms have no usage, and few have none
+    if len(rows := np.flatnonzero(without.any(axis=1))):
+        measured = demand(last_windows(known.key[rows], known.task[rows]))
+        upto = np.where(np.isnan(measured), 0.0, np.fmin(measured, known.task["limit"][rows]))
+        used[rows] = np.where(without[rows], upto, used[rows])
+    return used
 
 
 def count(known: Known, terms: Floats, settings: ServingSettings) -> NDArray[np.bool_]:

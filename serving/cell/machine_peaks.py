@@ -125,7 +125,8 @@ class MachinePeaks:
     where the machine was seen within the horizon and up to its end, and any of its tasks has estimation: one that keeps
     all limits cannot be violated, and would dilute the budget. A window counts in the slot in which it begins, up to
     ``LATE`` slots after it and before a window of its task in a later slot; others change nothing. Of several windows
-    of a task in one slot the largest demand counts, and the forecast of the first one that has an answer.
+    of a task in one slot the largest demand counts, and the forecast of the first one that has an answer. Of several in
+    one write the last alone has an answer: the task has no part in those of the slots before.
 
     Over another horizon than that of the reservations, tasks are scored for the slots whose answers count alone.
 

@@ -33,8 +33,11 @@ Floats = NDArray[np.float64]
 INPUTS: Final = ("limit", "usage", "mean", "newcomers", "size", *PAST, *(f"bandwidth{rate:g}" for rate in RATES))
 """Sums that a fitted location is linear in, over the sum of limits; ``size`` is the root of ``squares``."""
 N_INPUTS: Final = len(INPUTS)
-EXCEEDED: Final = tuple(float(f"{p:.3g}") for p in np.geomspace(0.5, 1e-4, 38))
-"""Probabilities at which a curve is kept, falling."""
+EXCEEDED: Final = tuple(
+    float(f"{p:.3g}") for p in (*np.geomspace(0.5, 0.01, 17, endpoint=False), *np.geomspace(0.01, 1e-4, 21))
+)
+"""Probabilities at which a curve is kept, falling, ten to each decade. The default budgets of ``margins.margin`` are
+among them: between two the margin is on a straight line, and more peaks seen may pass than the probability allows."""
 _TAIL: Final = -math.log(EXCEEDED[-1])
 """Exponent of the bound that the spread of a set reaches to: that of the smallest probability kept."""
 COMPILED: Final = np.dtype([("rate", "f8"), ("together", "f8"), ("fitted", "?"), ("weights", "f8", (N_INPUTS,))])
@@ -113,7 +116,8 @@ class MachineCurve:
     def with_margins(self, scores: Floats) -> Self:
         """Return the same curve with the margins of scores of peaks seen, shape (n,), n at least 1.
 
-        Of ``n`` peaks ``floor(p * n)`` may pass what is reserved at p.
+        Of ``n`` peaks ``floor(p * n)`` may pass what is reserved at a p of ``EXCEEDED``; between two of these, as many
+        as at the larger one.
         """
         return replace(self, margins=tuple(margin_of(scores, p) for p in EXCEEDED))
 

@@ -52,7 +52,7 @@ class MachineRows:
     peak : float64, shape (n,)
     machine : int64, shape (n,)
         Those of even numbers are one half of the machines, those of odd ones the other: a location that is fitted to
-        either is judged by the other.
+        either sets margins on the other.
     mean_limit : float
         Of the cell's tasks, which the sums were made with.
     """
@@ -99,9 +99,10 @@ def fit_curve(
 ) -> MachineCurve:  # fmt: skip
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 
-    The fitted location is judged by peaks of machines that it was not fitted to. Nothing is fitted with fewer than
-    ``FEWEST`` snapshots, or where those with a task that is foreseen are all of one half. With too few for the smallest
-    budget the bound keeps its exponents.
+    Margins of a fit are set on peaks of machines that a location was not fitted to. The amount reclaimed at them is
+    counted with the location of all machines, on these. Nothing is fitted with fewer than ``FEWEST`` snapshots, or
+    where those with a task that is foreseen are all of one half. With too few for the smallest budget the bound keeps
+    its exponents.
 
     Parameters
     ----------

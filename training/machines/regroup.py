@@ -26,7 +26,8 @@ def regroup(
     """Yield snapshots of the same tasks on drawn machines, one regrouping after another, and the machine of each.
 
     A task stays on its machine for life. Tasks of machines of even numbers are on drawn ones of even numbers, the
-    others on odd ones; a task that moved counts to its first machine.
+    others on odd ones; a task that moved counts to its first machine. One that is in no snapshot of ``at`` is on none.
+    The draw is the same in every run.
 
     Parameters
     ----------

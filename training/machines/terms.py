@@ -35,13 +35,15 @@ TERMS: Final = (
 )  # fmt: skip
 """Names of the terms of a task, in the unit of the limit, or its square.
 
-``usage`` is up to the limit; ``mean`` that of its peak X within the horizon by its survival curve; ``passed…`` the
-amount that X passes with that probability: those of tasks that peak at the same time add up. ``bandwidth…`` is
-``log(E[exp(t X)]) / t`` (Kelly, "Notes on effective bandwidths", 1996): from the mean to the limit as t rises, and it
-adds up where peaks are independent; it is right to two millionths of the mean limit and of the task's own, but never
-more than 85 / t below the limit of the task, which reserves too much if anything. ``newcomers`` is the limit of a task
-seen for less than ``NEWCOMER_WINDOWS``; ``squares`` the square of the limit, by which one large task differs from
-many small ones; those of ``PAST`` are up to the limit. A task without a forecast has ``held`` alone: its limit.
+``usage`` is up to the limit; ``mean`` that of its peak X within the horizon by its survival curve, where X lies in the
+middle between two thresholds, at the first one, or at the limit; ``passed…`` the amount that X passes with that
+probability, straight between the thresholds and from 0 to the first: those of tasks that peak at the same time add up.
+``bandwidth…`` is ``log(E[exp(t X)]) / t`` (Kelly, "Notes on effective bandwidths", 1996): from the mean to the limit as
+t rises, and it adds up where peaks are independent; it is right to two millionths of the mean limit and of the task's
+own, but never more than 85 / t below the limit of the task, which reserves too much if anything. ``newcomers`` is the
+limit of a task seen for less than ``NEWCOMER_WINDOWS``; ``squares`` the square of the limit, by which one large task
+differs from many small ones; those of ``PAST`` are up to the limit. A task without a forecast has ``held`` alone: its
+limit.
 """
 N_TERMS: Final = len(TERMS)
 (T_LIMIT, T_USAGE, T_MEAN, T_NEW, T_SQUARES, T_HELD, T_PAST) = range(7)

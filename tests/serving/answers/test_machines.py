@@ -163,6 +163,17 @@ def test_a_resource_that_was_not_measured_counts_its_limit_whole_and_the_other_i
     assert fitted_to(memory, **request).candidates[0].known
 
 
+def test_the_usage_of_a_resource_that_the_model_does_not_forecast_counts_up_to_the_limit(bundle: Bundle) -> None:
+    memory = Memory(ALONE, bundle)
+    memory.write(windows_of({"machine_id": 7}, {"task": 2, "machine_id": 7, "memory": 1.5}))
+    assert memory.tracker._scores is not None
+    memory.tracker._scores.shares[:, RESOURCES.index("memory")] = math.nan
+    memory.tell(fact_rows({"task": 3, "limit": 5.0, "machine_id": 7}))  # without a window
+    found = sums(memory)
+    assert found.unforecast.tolist() == [[5.0, 7.0]]
+    assert found.usage.tolist() == [[0.4, 1.3]]
+
+
 def test_a_task_without_a_machine_is_left_out_and_counted_and_ended_tasks_leave(three: Memory) -> None:
     three.write(windows_of({"task": 4}))
     assert (sums(three).without_machine, sums(three).machine.tolist()) == (1, [7, 9])

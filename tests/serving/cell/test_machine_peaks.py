@@ -87,6 +87,13 @@ def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
     compare_with_a_replay(narrow, history(), AN_HOUR, parts, empty, inside)
 
 
+def test_tasks_that_move_between_machines_are_followed_as_in_a_replay_to_the_bit(narrow: Bundle) -> None:
+    windows = history()
+    moved = windows.start_us // W // 9 * (windows.collection_id % 4 == 0)
+    windows = replace(windows, machine_id=(windows.machine_id - 7 + moved) % 3 + 7)
+    compare_with_a_replay(narrow, windows, AN_HOUR, 2, 0, 0)
+
+
 def test_answers_are_told_apart_where_the_numbers_in_their_marks_begin_again(
     narrow: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +312,18 @@ def test_margins_go_on_to_the_bit_from_saved_arrays_in_the_middle_of_a_slot(narr
     np.testing.assert_array_equal(margins(cut).margins, margins(saved).margins)
     np.testing.assert_array_equal(margins(cut).judged_of, margins(saved).judged_of)
     assert margins(whole).judged.tolist() == margins(cut).judged.tolist()
+
+
+def test_of_windows_of_a_task_in_one_write_the_last_alone_has_a_part_in_an_answer(bundle: Bundle) -> None:
+    other = {"task": 2, "machine_id": 7, "memory": 0.1}
+    found = []
+    for together in (True, False):
+        memory = Memory(SETTINGS, bundle)
+        told = [one_task(0), {**other, "at": 0}, one_task(1)]
+        for write in [told] if together else [told[:2], told[2:]]:
+            memory.write(windows_of(*write))
+        found.append(state(memory)["machine.answered"][0, :2].tolist())
+    assert found == [[[1, 1], [1, 1]], [[2, 2], [1, 1]]]
 
 
 def test_switched_off_outcomes_are_counted_and_the_margins_of_the_model_stay(narrow: Bundle) -> None:

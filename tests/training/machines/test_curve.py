@@ -27,6 +27,7 @@ from reclaim.training.machines.terms import (
     T_SQUARES,
     T_USAGE,
 )
+from reclaim.training.margins.margin import Budgets
 from tests.training.machines.curves import terms_of_curves
 
 Floats = NDArray[np.float64]
@@ -180,6 +181,12 @@ def test_margins_let_no_more_than_the_budget_pass() -> None:
     for budget in EXCEEDED:
         over = peak > curve.peak(sums, curve.margin(budget), 1.0) * (1 + 1e-9)
         assert over.sum() <= math.floor(budget * 500 + 1e-9)
+
+
+@pytest.mark.parametrize(("budget", "allowed"), [(Budgets().aggressive, 1_000), (Budgets().baseline, 100)])
+def test_the_budgets_of_the_margins_are_kept_to_the_last_peak(budget: float, allowed: int) -> None:
+    scores = np.arange(100_000.0)
+    assert (scores > MachineCurve().with_margins(scores).margin(budget) * (1 + 1e-12)).sum() == allowed
 
 
 @pytest.mark.parametrize(
