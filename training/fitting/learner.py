@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster
     from reclaim.training.models.trees import Rows
 
-FITTING: Final = 15
+FITTING: Final = 16
 """Version of the fit; raised by hand when the same data and settings give another model, so that a run or a search of
 before does not count as this one."""
 

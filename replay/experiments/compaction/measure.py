@@ -402,7 +402,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=12,
+    version=13,
     config=CompactionConfig,
     measure=measure,
     page=page,

@@ -278,7 +278,7 @@ def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str,
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=23,
+    version=24,
     config=MarginsConfig,
     measure=measure,
     page=page,

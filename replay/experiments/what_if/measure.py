@@ -280,7 +280,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=13,
+    version=14,
     config=WhatIfConfig,
     measure=measure,
     page=page,
