@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import math
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.nested import flatten
-from reclaim.data.errors import ModelAbsentError, ModelError
+from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError
 from reclaim.training.tracking.client import (
     artifact_folder,
     default_store,
     default_tracking_uri,
     missing,
     quiet,
+    sqlite_file,
     store_client,
     store_reader,
 )
@@ -362,16 +366,53 @@ def resolve_model(reference: str) -> ModelVersion:
 
 
 def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
-    """Return ``name/version`` of the latest model where ``name@champion`` is missing; None without a model."""
+    """Return ``name/version`` of the latest model where an alias of ``reclaim`` is missing; None without a model.
+
+    It is the candidate, or the newest version where that is missing, too, as after it was deleted by hand.
+    """
     from mlflow.exceptions import MlflowException
 
     name, _, alias = reference.partition("@")
-    if alias != CHAMPION:
+    if alias not in (CHAMPION, CANDIDATE):
         return None
     try:
         return f"{name}/{version_of(client, f'{name}@{CANDIDATE}').version}"
     except MlflowException:
-        return None
+        newest = _newest(client, name)
+        return None if newest is None else f"{name}/{newest.version}"
+
+
+def _newest(client: MlflowClient, name: str) -> ModelVersion | None:
+    """Return the newest version of a registered model; None where it has none."""
+    page = client.search_model_versions(f"name='{name}'", max_results=1, order_by=["version_number DESC"])
+    return ModelVersion(name, str(page[0].version), page[0].run_id or "") if page else None
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError where a registered model is of another kind: its newest version's run is not of ``reclaim``.
+
+    A version whose run is unknown, as of a copy from another store, is not refused.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if missing(default_tracking_uri()):
+        return
+    client = store_client()
+    with _store_named(f"does not find the versions of {name}"):
+        newest = _newest(client, name)
+        if newest is None or not newest.run_id:
+            return
+        try:
+            tags = client.get_run(newest.run_id).data.tags
+        except MlflowException as error:
+            if error.error_code not in ABSENT:
+                raise
+            return
+    if KEY_TAG not in tags:
+        raise ConfigError(
+            f"the registered model {name} in {default_tracking_uri()} is of another kind: no `reclaim train` made "
+            f"{name}/{newest.version}; choose another name, --set model_name=NAME"
+        )
 
 
 def find_version(reference: str) -> ModelVersion | None:
@@ -402,7 +443,8 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
     ----------
     reference : str
     into : Path or None
-        Folder to copy the model into; None: where it lies, or where MLflow puts what it downloads.
+        Folder to copy the model into; None: where it lies next to a SQLite store, else a folder that is removed when
+        this process ends.
 
     Raises
     ------
@@ -414,6 +456,8 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
         import mlflow.artifacts
         from mlflow.exceptions import MlflowException
 
+    if into is None and sqlite_file(default_tracking_uri()) is None:  # MLflow keeps what it downloads
+        into = Path(tempfile.mkdtemp(dir=_downloads()))
     try:
         with quiet(), default_store(default_tracking_uri()):  # it is searched for the model's name in any case
             uri = f"models:/{found.name}/{found.version}"
@@ -425,6 +469,14 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
             f"{reference} is version {found.version}, whose files cannot be read ({error}); train again"
         ) from error
     return folder / "data" / _BUNDLE, found.version
+
+
+@cache
+def _downloads() -> Path:
+    """Return a folder for the models that this process downloads, made by the first one and removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="reclaim-models-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list[RunRecord]:
