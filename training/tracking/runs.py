@@ -53,6 +53,8 @@ PARENT: Final = "mlflow.parentRunId"
 """MLflow's tag of the run that a run is within."""
 KEY_TAG: Final = "reclaim.key"
 """Tag of a training or a search: a hash of all that decides its result."""
+_LOOKED_AT: Final = 20
+"""Newest versions of a registered model that say of which kind it is: a single one may be registered by mistake."""
 _DIGEST: Final = 36
 """Letters of a dataset's digest that MLflow keeps."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
@@ -378,41 +380,44 @@ def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
     try:
         return f"{name}/{version_of(client, f'{name}@{CANDIDATE}').version}"
     except MlflowException:
-        newest = _newest(client, name)
-        return None if newest is None else f"{name}/{newest.version}"
+        newest = _newest(client, name, 1)
+        return f"{name}/{newest[0].version}" if newest else None
 
 
-def _newest(client: MlflowClient, name: str) -> ModelVersion | None:
-    """Return the newest version of a registered model; None where it has none."""
-    page = client.search_model_versions(f"name='{name}'", max_results=1, order_by=["version_number DESC"])
-    return ModelVersion(name, str(page[0].version), page[0].run_id or "") if page else None
+def _newest(client: MlflowClient, name: str, count: int) -> list[ModelVersion]:
+    """Return the newest versions of a registered model, the newest first."""
+    page = client.search_model_versions(f"name='{name}'", max_results=count, order_by=["version_number DESC"])
+    return [ModelVersion(name, str(of.version), of.run_id or "") for of in page]
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError where a registered model is of another kind: its newest version's run is not of ``reclaim``.
+    """Raise ConfigError where a registered model is of another kind: no run of its newest versions is of ``reclaim``.
 
-    A version whose run is unknown, as of a copy from another store, is not refused.
+    A version whose run is unknown, as of a copy from another store, may be one of ``reclaim``.
     """
-    from mlflow.exceptions import MlflowException
-
     if missing(default_tracking_uri()):
         return
     client = store_client()
     with _store_named(f"does not find the versions of {name}"):
-        newest = _newest(client, name)
-        if newest is None or not newest.run_id:
-            return
-        try:
-            tags = client.get_run(newest.run_id).data.tags
-        except MlflowException as error:
-            if error.error_code not in ABSENT:
-                raise
-            return
-    if KEY_TAG not in tags:
+        newest = _newest(client, name, _LOOKED_AT)
+        other_kind = bool(newest) and not any(_may_be_ours(client, of) for of in newest)
+    if other_kind:
         raise ConfigError(
             f"the registered model {name} in {default_tracking_uri()} is of another kind: no `reclaim train` made "
-            f"{name}/{newest.version}; choose another name, --set model_name=NAME"
+            f"{name}/{newest[0].version}; choose another name, --set model_name=NAME"
         )
+
+
+def _may_be_ours(client: MlflowClient, of: ModelVersion) -> bool:
+    """Return whether ``reclaim`` made the run of a version, as far as the store knows it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return not of.run_id or KEY_TAG in client.get_run(of.run_id).data.tags
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+        return True
 
 
 def find_version(reference: str) -> ModelVersion | None:

@@ -276,22 +276,28 @@ def test_a_model_that_is_downloaded_from_a_server_is_removed_at_the_end_of_the_p
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_registered_model_of_another_kind_is_told_by_the_run_of_its_newest_version(
+def test_a_registered_model_is_of_another_kind_where_no_run_of_its_versions_can_be_of_reclaim(
     bundle: Bundle, tmp_path: Path
 ) -> None:
     client = store_client()
+    run = client.create_run(client.create_experiment("of others"))
+
+    def registered(name: str, run_id: str | None) -> None:
+        client.create_model_version(name, source=tmp_path.as_uri(), run_id=run_id)
+
     tracking.check_name("theirs")  # there is none
     client.create_registered_model("theirs")
     tracking.check_name("theirs")  # there is no version
-    client.create_model_version("theirs", source=tmp_path.as_uri())
-    tracking.check_name("theirs")  # of an unknown run
-    run = client.create_run(client.create_experiment("of theirs"))
-    client.create_model_version("theirs", source=tmp_path.as_uri(), run_id=run.info.run_id)
+    for _ in range(2):
+        registered("theirs", run.info.run_id)
     with pytest.raises(ConfigError, match=r"model theirs in .* another kind: no `reclaim train` made theirs/2; choose"):
         tracking.check_name("theirs")
+    registered("theirs", None)
+    tracking.check_name("theirs")  # the run is unknown
     with tracking.start_run("models", "network", tags={tracking.KEY_TAG: "key"}) as mine:
-        _register(mine, bundle, tmp_path, "theirs", None)
-    tracking.check_name("theirs")
+        _register(mine, bundle, tmp_path, "ours", None)
+    registered("ours", run.info.run_id)
+    tracking.check_name("ours")  # a version of another kind is among them
 
 
 def test_a_version_that_was_registered_without_a_run_has_an_empty_one() -> None:
