@@ -294,7 +294,17 @@ def _check(facts: Mapping[str, Any]) -> None:
 def load_model(reference: str | None = None) -> Bundle:
     """Return the model of a reference, as ``references.find_served`` takes it; ModelError where there is none."""
     origin = find_served(reference)
-    return replace(load_bundle(origin.folder), origin=origin)
+    return replace(_load_found(origin), origin=origin)
+
+
+def _load_found(origin: ModelLocation) -> Bundle:
+    """Read the bundle of a location; an error names a registered model, whose folder may be one of this process."""
+    try:
+        return load_bundle(origin.folder)
+    except ModelError as error:
+        if origin.builtin or not origin.registered:
+            raise
+        raise type(error)(str(error).replace(str(origin.folder), origin.label)) from error
 
 
 def copy_bundle(reference: str, folder: Path) -> ModelLocation:
@@ -308,7 +318,7 @@ def copy_bundle(reference: str, folder: Path) -> ModelLocation:
         There is no such model, or it cannot be used here.
     """
     found = find_model(reference)
-    load_bundle(found.folder)
+    _load_found(found)
     if folder.exists() and not (folder / BUNDLE_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and holds no model; choose another folder or remove it")
     origin = {"name": found.name, "version": found.version, "run_id": found.run_id}

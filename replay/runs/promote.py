@@ -100,7 +100,7 @@ def promote(
     ConfigError
         No dataset is named, or one of the models was trained on validation rows of it.
     ModelError
-        It is no registered version, there is none, or the champion became another one meanwhile.
+        It is no registered version, there is none, the champion cannot be read, or it became another one meanwhile.
     """
     if is_folder(reference):
         raise ModelError(
@@ -125,6 +125,8 @@ def promote(
     except OtherReleaseError:
         served, of_served = BUILTIN, load_model(BUILTIN)
         what = f"the built-in model, for version {before} is of another release,"
+    except ModelError as error:
+        raise ModelError(f"the champion {served} cannot be compared with ({error}); {_FORCE}") from error
     rows = _compared(open_sources(datasets), candidate, of_served)
     failed = [f"{row['resource']} at {row['margin']}" for row in rows if row["verdict"] in (WORSE, UNKNOWN)]
     if not failed:

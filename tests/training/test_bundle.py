@@ -27,6 +27,7 @@ from reclaim.training.bundle import (
     _load_pyfunc,
     copy_bundle,
     load_bundle,
+    load_model,
     output_names,
     save_bundle,
 )
@@ -269,6 +270,22 @@ def test_the_generic_model_answers_as_the_forecaster_does(bundle: Bundle, tmp_pa
     assert np.array_equal(answer["cpu_300s_q0.5"], forecast.quantiles[:, 0, 0, 0])
     assert np.array_equal(answer["peak_cpu_86400s_q0.999"], forecast.quantiles[:, 2, 2, QUANTILE_LEVELS.index(0.999)])
     assert np.array_equal(answer["oom_3600s"], forecast.oom_probability[:, 1])
+
+
+@pytest.mark.parametrize("use", [load_model, lambda reference: copy_bundle(reference, Path("copy"))])
+def test_an_error_of_a_registered_model_names_it_and_not_the_folder_it_was_downloaded_into(
+    tmp_path: Path, bundle: Bundle, use: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = ModelLocation("reclaim", "7", tmp_path / "tmp1x2y", "reclaim@champion", "run7")
+    monkeypatch.setattr(module, "find_model", lambda _: origin)
+    monkeypatch.setattr(module, "find_served", lambda _: origin)
+    with pytest.raises(ModelError, match=r"^reclaim/7 holds no bundle\.json: it is no model of reclaim"):
+        use("reclaim@champion")
+    save_bundle(bundle, origin.folder)
+    facts = json.loads((origin.folder / BUNDLE_FILE).read_text())
+    (origin.folder / BUNDLE_FILE).write_text(json.dumps(facts | {"pipeline_version": "1.0"}))
+    with pytest.raises(OtherReleaseError, match=r"^reclaim/7: the model was made by feature pipeline 1\.0, this is "):
+        use("reclaim@champion")
 
 
 def test_a_copied_bundle_says_what_it_is_a_copy_of_and_replaces_only_a_model(

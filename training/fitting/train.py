@@ -150,9 +150,10 @@ def run_training(
     ReclaimError
         There is no dataset or no features there; the message says which command makes them.
     ConfigError
-        The device of the settings is not here, a dataset is held out for tests or named twice, the engine does not fit
-        this estimator, the settings have money and the mean limit that it is compared with is unknown, or the prior is
-        a model of one cluster, or was trained or tuned on rows of a dataset that set prices or are tested.
+        The device of the settings is not here, the registered model of that name is of another kind, a dataset is held
+        out for tests or named twice, the engine does not fit this estimator, the settings have money and the mean limit
+        that it is compared with is unknown, or the prior is a model of one cluster, or was trained or tuned on rows of
+        a dataset that set prices or are tested.
     ModelError
         There is no such prior.
     TraceError
@@ -181,6 +182,7 @@ def run_training(
         learner.check(config)
     config.value.prices(mean_limit_of(sources), config.horizon_s)  # raises here rather than after the fit
     rows = validation_rows(sources, config.horizon_s)
+    tracking.check_name(_model_name(config))
     with working_folder(checkpoints, busy):
         now = find_runs()
         if now != before and not force:  # of another process, which has ended this very training meanwhile
@@ -259,7 +261,7 @@ def _record(
     say("scoring on validation and test rows")
     served = learner_of(config.estimator).served
     scored = score(trained, sources, config)
-    name = config.model_name + ("" if served else f"-{config.estimator}")
+    name = _model_name(config)
     report = _report(run.run_id, name, trained, scored, sources, config)
     bundle = _bundle(trained, report, sources, config)
     say("recording and registering")
@@ -280,6 +282,11 @@ def _record(
     if not trained.worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
         tracking.move_alias(registered, tracking.CHAMPION)
     return report
+
+
+def _model_name(config: TrainConfig) -> str:
+    """Return the name that a model of these settings is registered under."""
+    return config.model_name + ("" if learner_of(config.estimator).served else f"-{config.estimator}")
 
 
 def _with_champion(report: TrainReport) -> TrainReport:

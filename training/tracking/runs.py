@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import math
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.nested import flatten
-from reclaim.data.errors import ModelAbsentError, ModelError
+from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError
 from reclaim.training.tracking.client import (
     artifact_folder,
     default_store,
     default_tracking_uri,
     missing,
     quiet,
+    sqlite_file,
     store_client,
     store_reader,
 )
@@ -49,6 +53,8 @@ PARENT: Final = "mlflow.parentRunId"
 """MLflow's tag of the run that a run is within."""
 KEY_TAG: Final = "reclaim.key"
 """Tag of a training or a search: a hash of all that decides its result."""
+_LOOKED_AT: Final = 20
+"""Newest versions of a registered model that say of which kind it is: a single one may be registered by mistake."""
 _DIGEST: Final = 36
 """Letters of a dataset's digest that MLflow keeps."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
@@ -362,16 +368,56 @@ def resolve_model(reference: str) -> ModelVersion:
 
 
 def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
-    """Return ``name/version`` of the latest model where ``name@champion`` is missing; None without a model."""
+    """Return ``name/version`` of the latest model where an alias of ``reclaim`` is missing; None without a model.
+
+    It is the candidate, or the newest version where that is missing, too, as after it was deleted by hand.
+    """
     from mlflow.exceptions import MlflowException
 
     name, _, alias = reference.partition("@")
-    if alias != CHAMPION:
+    if alias not in (CHAMPION, CANDIDATE):
         return None
     try:
         return f"{name}/{version_of(client, f'{name}@{CANDIDATE}').version}"
     except MlflowException:
-        return None
+        newest = _newest(client, name, 1)
+        return f"{name}/{newest[0].version}" if newest else None
+
+
+def _newest(client: MlflowClient, name: str, count: int) -> list[ModelVersion]:
+    """Return the newest versions of a registered model, the newest first."""
+    page = client.search_model_versions(f"name='{name}'", max_results=count, order_by=["version_number DESC"])
+    return [ModelVersion(name, str(of.version), of.run_id or "") for of in page]
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError where a registered model is of another kind: no run of its newest versions is of ``reclaim``.
+
+    A version whose run is unknown, as of a copy from another store, may be one of ``reclaim``.
+    """
+    if missing(default_tracking_uri()):
+        return
+    client = store_client()
+    with _store_named(f"does not find the versions of {name}"):
+        newest = _newest(client, name, _LOOKED_AT)
+        other_kind = bool(newest) and not any(_may_be_ours(client, of) for of in newest)
+    if other_kind:
+        raise ConfigError(
+            f"the registered model {name} in {default_tracking_uri()} is of another kind: no `reclaim train` made "
+            f"{name}/{newest[0].version}; choose another name, --set model_name=NAME"
+        )
+
+
+def _may_be_ours(client: MlflowClient, of: ModelVersion) -> bool:
+    """Return whether ``reclaim`` made the run of a version, as far as the store knows it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return not of.run_id or KEY_TAG in client.get_run(of.run_id).data.tags
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+        return True
 
 
 def find_version(reference: str) -> ModelVersion | None:
@@ -402,7 +448,8 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
     ----------
     reference : str
     into : Path or None
-        Folder to copy the model into; None: where it lies, or where MLflow puts what it downloads.
+        Folder to copy the model into; None: where it lies next to a SQLite store, else a folder that is removed when
+        this process ends.
 
     Raises
     ------
@@ -414,6 +461,8 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
         import mlflow.artifacts
         from mlflow.exceptions import MlflowException
 
+    if into is None and sqlite_file(default_tracking_uri()) is None:  # MLflow keeps what it downloads
+        into = Path(tempfile.mkdtemp(dir=_downloads()))
     try:
         with quiet(), default_store(default_tracking_uri()):  # it is searched for the model's name in any case
             uri = f"models:/{found.name}/{found.version}"
@@ -425,6 +474,14 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
             f"{reference} is version {found.version}, whose files cannot be read ({error}); train again"
         ) from error
     return folder / "data" / _BUNDLE, found.version
+
+
+@cache
+def _downloads() -> Path:
+    """Return a folder for the models that this process downloads, made by the first one and removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="reclaim-models-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list[RunRecord]:

@@ -139,6 +139,20 @@ def test_a_champion_of_another_release_gives_way_to_what_is_not_worse_than_the_b
     assert promotion.why == "not worse than the built-in model, for version 1 is of another release, on validation rows"
 
 
+def test_a_champion_whose_files_cannot_be_read_is_an_error_that_names_it_and_the_way_past_it(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> Bundle:
+        if name == "reclaim/1":
+            raise ModelError("its files are gone; train again")
+        return registry.models[name.partition("/")[2]]
+
+    monkeypatch.setattr(module, "load_model", load)
+    with pytest.raises(ModelError, match=r"champion reclaim/1 cannot be compared with \(its files .*\); --force prom"):
+        promote([dataset], "reclaim/2")
+    assert promote([dataset], "reclaim/2", force=True).moved
+
+
 def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(registry: Registry) -> None:
     registry.champion = None
     first = promote([], "reclaim/3")

@@ -492,6 +492,16 @@ def test_a_device_that_is_not_here_is_refused_before_there_is_a_run(place: Path,
     assert tracking.find_runs("elsewhere") == []
 
 
+def test_a_name_that_a_model_of_another_kind_has_is_refused_before_there_is_a_run(place: Path) -> None:
+    client = store_client()
+    run = client.create_run(client.create_experiment("of others"))
+    client.create_registered_model("taken")
+    client.create_model_version("taken", source=place.as_uri(), run_id=run.info.run_id)
+    with pytest.raises(ConfigError, match=r"taken/1; choose another name, --set model_name=NAME"):
+        run_training(place / "dataset", replace(CONFIG, model_name="taken", experiment="not begun"))
+    assert tracking.find_runs("not begun") == []
+
+
 def test_the_first_model_is_served_and_a_later_one_is_the_candidate(place: Path) -> None:
     config = replace(CONFIG, model_name="in-turn", fit=replace(CONFIG.fit, epochs=1))
     first = run_training(place / "dataset", config)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sqlite3
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,7 +21,7 @@ import pytest
 from matplotlib.figure import Figure
 from sqlalchemy.engine import make_url
 
-from reclaim.data.errors import ModelAbsentError, ModelError
+from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
 from reclaim.training.margins.price import Price, three_prices
@@ -240,6 +242,62 @@ def test_a_champion_that_is_missing_is_an_error_that_names_the_latest_model(bund
     assert "reclaim train" not in str(found.value)
     with pytest.raises(ModelAbsentError, match="train one with `reclaim train`"):
         tracking.resolve_model("waiting/7")
+
+
+def test_a_candidate_that_was_deleted_is_an_error_that_names_the_newest_version_that_is_left(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        with tracking.start_run("models", "network") as run:
+            _register(run, bundle, tmp_path, "left", tracking.CANDIDATE)
+    store_client().delete_model_version("left", "3")
+    for alias in (tracking.CHAMPION, tracking.CANDIDATE):
+        with pytest.raises(ModelAbsentError, match=r"`reclaim promote DATASET --model left/2` serves the latest"):
+            tracking.resolve_model(f"left@{alias}")
+
+
+def test_a_model_that_is_downloaded_from_a_server_is_removed_at_the_end_of_the_process(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_end: list[Callable[[], object]] = []
+    monkeypatch.setattr(atexit, "register", lambda done, *of, **how: at_end.append(lambda: done(*of, **how)))
+    monkeypatch.setattr(tracking, "sqlite_file", lambda _: None)  # as of a server
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    tracking._downloads.cache_clear()
+    with tracking.start_run("models", "network") as run:
+        _register(run, bundle, tmp_path, "downloaded", None)
+    folders = [tracking.fetch_bundle("downloaded/1")[0] for _ in range(2)]
+    assert folders[0] != folders[1]
+    assert all(load_bundle(folder).dataset_fingerprint == "abc" for folder in folders)
+    for done in at_end:
+        done()
+    tracking._downloads.cache_clear()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_registered_model_is_of_another_kind_where_no_run_of_its_versions_can_be_of_reclaim(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    client = store_client()
+    run = client.create_run(client.create_experiment("of others"))
+
+    def registered(name: str, run_id: str | None) -> None:
+        client.create_model_version(name, source=tmp_path.as_uri(), run_id=run_id)
+
+    tracking.check_name("theirs")  # there is none
+    client.create_registered_model("theirs")
+    tracking.check_name("theirs")  # there is no version
+    for _ in range(2):
+        registered("theirs", run.info.run_id)
+    with pytest.raises(ConfigError, match=r"model theirs in .* another kind: no `reclaim train` made theirs/2; choose"):
+        tracking.check_name("theirs")
+    registered("theirs", None)
+    tracking.check_name("theirs")  # the run is unknown
+    with tracking.start_run("models", "network", tags={tracking.KEY_TAG: "key"}) as mine:
+        _register(mine, bundle, tmp_path, "ours", None)
+    registered("ours", run.info.run_id)
+    tracking.check_name("ours")  # a version of another kind is among them
 
 
 def test_a_version_that_was_registered_without_a_run_has_an_empty_one() -> None:
