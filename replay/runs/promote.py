@@ -100,7 +100,7 @@ def promote(
     ConfigError
         No dataset is named, or one of the models was trained on validation rows of it.
     ModelError
-        It is no registered version, there is none, the champion cannot be read, or it became another one meanwhile.
+        It is no registered version, there is none, it or the champion cannot be read, or it became another one meanwhile.
     """
     if is_folder(reference):
         raise ModelError(
@@ -112,6 +112,7 @@ def promote(
     before = champion.version if champion else None
     if found.version == before:
         return Promotion(found.name, found.version, before, False, "served already", [])
+    candidate = load_model(f"{found.name}/{found.version}")  # raises before it is one that no command can read
     if force or (champion is None and not datasets):
         why = f"promoted by --force over version {before}" if champion else "the first one to be served"
         return _moved(found, before, why, [])
@@ -119,7 +120,6 @@ def promote(
         raise ConfigError(f"name the dataset whose validation rows {reference} is judged on; {_FORCE}")
     served = BUILTIN if champion is None else f"{found.name}/{before}"
     what = "the built-in model" if champion is None else f"version {before}"
-    candidate = load_model(f"{found.name}/{found.version}")
     try:
         of_served = load_model(served)
     except OtherReleaseError:

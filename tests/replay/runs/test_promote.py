@@ -153,6 +153,20 @@ def test_a_champion_whose_files_cannot_be_read_is_an_error_that_names_it_and_the
     assert promote([dataset], "reclaim/2", force=True).moved
 
 
+@pytest.mark.parametrize(("champion", "force"), [("1", True), (None, False)])
+def test_a_version_that_cannot_be_read_is_never_promoted(
+    champion: str | None, force: bool, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: str) -> Bundle:
+        raise ModelError("reclaim/2: its files are gone; train again")
+
+    monkeypatch.setattr(module, "load_model", load)
+    registry.champion = champion
+    with pytest.raises(ModelError, match="reclaim/2: its files are gone; train again"):
+        promote([], "reclaim/2", force=force)
+    assert registry.champion == champion
+
+
 def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(registry: Registry) -> None:
     registry.champion = None
     first = promote([], "reclaim/3")
