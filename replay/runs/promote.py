@@ -100,7 +100,8 @@ def promote(
     ConfigError
         No dataset is named, or one of the models was trained on validation rows of it.
     ModelError
-        It is no registered version, there is none, it or the champion cannot be read, or it became another one meanwhile.
+        It is no registered version, there is none, it or the champion cannot be read, or the champion became another
+        one meanwhile.
     """
     if is_folder(reference):
         raise ModelError(
