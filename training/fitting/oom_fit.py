@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,8 @@ MANY: Final = 1_000
 """Rows within five minutes of an end, about as many as ends, from which trees read all inputs. From six cells, with
 some 1,700 ends, they gain 7 % of average precision by it on cells of other donors; from one, with some 300, they lose
 4 % (``benchmarks/LOG.md``, 2026-11-25)."""
+_NO_FILTERS: Final = "sklearn.utils.parallel.delayed"
+"""In the warning of a thread of scikit-learn that finds no filter of warnings."""
 _MOST_ROWS: Final = 2_000_000
 """Rows that are learned from at most; more are thinned out alike."""
 
@@ -163,7 +167,7 @@ def _fit(draws: Sequence[OomRows], seeds: Sequence[int], horizons: Sequence[int]
     """Return the trees of all models, of some horizons, from some of ``INPUTS``; several are fitted at once."""
     trees, jobs = Trees.blank(_MODELS * _TREES), list(product(range(len(draws)), horizons))
     at_once = max(1, min(THREADS, _ROWS_AT_ONCE // max(len(rows.x) for rows in draws)))
-    with ThreadPoolExecutor(at_once) as pool:
+    with _filters_kept(), ThreadPoolExecutor(at_once) as pool:
         fits = [pool.submit(_boosted, draws[model], h, reads, seeds[model]) for model, h in jobs]
         try:
             for (place, h), fit in zip(jobs, fits, strict=True):
@@ -177,6 +181,19 @@ def _fit(draws: Sequence[OomRows], seeds: Sequence[int], horizons: Sequence[int]
             raise
     trees.value[...] /= _MODELS
     return trees
+
+
+@contextmanager
+def _filters_kept() -> Iterator[None]:
+    """Keep the filters of warnings, which belong to the process: scikit-learn changes them in each of several threads.
+
+    Where one thread finds the filters that another one has just emptied, it warns of its own call.
+    """
+    with warnings.catch_warnings(record=True) as seen:
+        yield
+    for one in seen:
+        if _NO_FILTERS not in str(one.message):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _boosted(rows: OomRows, h: int, reads: Sequence[int], seed: int) -> Any:

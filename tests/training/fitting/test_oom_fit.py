@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -292,3 +293,22 @@ def test_the_model_does_not_depend_on_how_many_fits_run_at_once(monkeypatch: pyt
     for name, of_alone in alone.trees._asdict().items():
         np.testing.assert_array_equal(of_alone, getattr(together.trees, name), err_msg=name)
     assert np.isfinite(together.predict(probe)).all()
+
+
+def test_threads_that_change_the_filters_of_warnings_leave_them_as_they_were_and_other_warnings_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fit = oom_fit._boosted
+
+    def changing(*given: Any) -> Any:
+        warnings.resetwarnings()
+        warnings.warn("`sklearn.utils.parallel.delayed` should be used with", UserWarning, stacklevel=1)
+        warnings.warn("of the fit itself", UserWarning, stacklevel=1)
+        return fit(*given)
+
+    monkeypatch.setattr(oom_fit, "_boosted", changing)
+    before = [*warnings.filters]
+    with pytest.warns(UserWarning, match="of the fit itself") as shown:
+        fit_oom([cell(5_000, rare=0.02)], seed=0)
+    assert {str(one.message) for one in shown} == {"of the fit itself"}
+    assert [*warnings.filters] == before
