@@ -14,7 +14,7 @@ from reclaim.replay.experiment import COMPARED, ORACLE, Column
 from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
 from reclaim.replay.runs.record import TAG_PARENT, TAG_PLACE, dataset_of, horizon_of, shown_datasets, words_of
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import default_tracking_uri
+from reclaim.training.tracking.client import store_shown
 from reclaim.training.tracking.runs import FINISHED, RunRecord
 
 _KINDS: Final = (*COMPARED, "limit", ORACLE)
@@ -77,9 +77,9 @@ def choose(runs: Sequence[str] = (), experiment: str | None = None) -> Chosen:
         for record in single:  # newest first
             chosen.setdefault(_question(record), record)
     if not chosen:
-        store = default_tracking_uri()
         raise ModelError(
-            f"no finished replay in {store}; `reclaim replay {experiment or 'margins'} DATASET --out DIR` makes one"
+            f"no finished replay in {store_shown()}; "
+            f"`reclaim replay {experiment or 'margins'} DATASET --out DIR` makes one"
         )
     return Chosen(_ordered(list(chosen.values())), named, tuple(single))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError, Recla
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import LoadedModel, load_location, named_location
 from reclaim.serving.settings import ServingSettings
+from reclaim.training.tracking.client import without_credentials
 from reclaim.training.tracking.references import ModelLocation, builtin_model, is_champion
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ _FOLDER: Final = "models"
 _INDEX: Final = "kept.json"
 _KEPT: Final = 2
 """Number of models kept: the served one and the one before it."""
-_CREDENTIALS: Final = re.compile(r"(?<=//)[^/@\s]+@")
 _SHOWN_CHARACTERS: Final = 300
 """Characters of another program's error that are shown."""
 
@@ -202,7 +201,7 @@ def start_model(settings: ServingSettings) -> StartModel:
         version = location.version
         return StartModel(checked_model(location, settings), add_if_possible(cache, location))
     except ModelError as error:
-        why = without_credentials(error)
+        why = in_one_line(error)
         refused = Refusal(version, absent(settings.model) if isinstance(error, ModelAbsentError) else why)
         for _, location in last:
             log.warning("%s: %s; trying version %s, kept on disk", settings.model, why, location.version)
@@ -267,7 +266,7 @@ def checked_model(location: ModelLocation, settings: ServingSettings) -> LoadedM
     return model
 
 
-def without_credentials(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an error as one line without the user and password of a URI; it is shown to callers without a token."""
-    text = _CREDENTIALS.sub("", " ".join(str(error).split()))
+    text = without_credentials(" ".join(str(error).split()))
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -19,9 +19,9 @@ from reclaim.serving.models.cache import (
     absent,
     add_if_possible,
     checked_model,
+    in_one_line,
     model_cache,
     start_model,
-    without_credentials,
 )
 from reclaim.serving.models.loader import LoadedModel, find_model
 from reclaim.serving.settings import ServingSettings
@@ -250,7 +250,7 @@ class ModelKeeper:
             found = self._find(followed.reference)
         except ModelError as error:
             if self._registry_is_there():
-                why, now = without_credentials(error), datetime.now(UTC).isoformat(timespec="seconds")
+                why, now = in_one_line(error), datetime.now(UTC).isoformat(timespec="seconds")
                 self._registry = f"unreachable: {why} (since {now})"
                 log.warning("the model registry is %s; %s keeps serving", self._registry, self._main.named())
             return
@@ -304,7 +304,7 @@ class ModelKeeper:
             try:
                 location = self._fetch(followed.reference, found, Path(folder))
             except ModelError as error:
-                followed.refuse(found, without_credentials(error), _FETCH_AGAIN_S)
+                followed.refuse(found, in_one_line(error), _FETCH_AGAIN_S)
                 return
             try:
                 model = checked_model(location, self._settings)
@@ -314,7 +314,7 @@ class ModelKeeper:
             except Exception as error:  # a model may fail in any way when it takes over
                 if not isinstance(error, ReclaimError):
                     log.exception("%s version %s does not take over", found.name, found.version)
-                why = without_credentials(error).replace(str(location.folder), f"{found.name} version {found.version}")
+                why = in_one_line(error).replace(str(location.folder), f"{found.name} version {found.version}")
                 followed.refuse(found, why)
                 return
             before = followed.named()

@@ -7,7 +7,14 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from reclaim.data.errors import ModelError
-from reclaim.training.tracking.client import default_tracking_uri, missing, quiet, store_client
+from reclaim.training.tracking.client import (
+    default_tracking_uri,
+    missing,
+    quiet,
+    store_client,
+    store_shown,
+    without_credentials,
+)
 from reclaim.training.tracking.runs import ABSENT, ModelVersion, version_of
 
 if TYPE_CHECKING:
@@ -55,9 +62,8 @@ class RegistryReader:
         ModelError
             The store cannot be asked.
         """
-        uri = default_tracking_uri()
-        if missing(uri):
-            raise ModelError(f"{uri} does not exist")
+        if missing(default_tracking_uri()):
+            raise ModelError(f"{store_shown()} does not exist")
         if self._client is None:
             give_up_soon()
             self._client = store_client()
@@ -69,4 +75,4 @@ class RegistryReader:
             if error.error_code in ABSENT:
                 return None
             reason = str(error).strip().partition("\n")[0]
-            raise ModelError(f"{uri} does not answer ({reason})") from error
+            raise ModelError(f"{store_shown()} does not answer ({without_credentials(reason)})") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 from contextlib import closing
 
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _RETRIES: Final = "2"
 """Further attempts at a tracking server: MLflow's own seven keep the user waiting for minutes."""
 _NO_ADDRESS: Final = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
@@ -36,10 +38,20 @@ def default_tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(Path("mlruns/mlflow.db"))
 
 
+def store_shown() -> str:
+    """Return the URI of the current store as messages have it."""
+    return without_credentials(default_tracking_uri())
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the user and password of the URIs in it."""
+    return _CREDENTIALS.sub("", text)
+
+
 def store_reader(wanted: str) -> MlflowClient:
     """Return a client of the current store; ModelAbsentError that names what is wanted where there is no store."""
     if missing(default_tracking_uri()):
-        raise ModelAbsentError(f"no {wanted} in {default_tracking_uri()}; train one with `reclaim train`")
+        raise ModelAbsentError(f"no {wanted} in {store_shown()}; train one with `reclaim train`")
     return store_client()
 
 
@@ -61,7 +73,10 @@ def store_client() -> MlflowClient:
             client.search_experiments(max_results=1)
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
+        raise ModelError(
+            f"the tracking store {store_shown()} cannot be used ({without_credentials(reason)}); "
+            "set MLFLOW_TRACKING_URI"
+        ) from error
     return client
 
 
@@ -107,7 +122,7 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
     """
     uri = default_tracking_uri()
     if uri.startswith(("http://", "https://")):
-        raise ModelError(f"the store is a server, with a page of its own: open {uri} in a browser")
+        raise ModelError(f"the store is a server, with a page of its own: open {store_shown()} in a browser")
     store_reader("record")
     with socket.socket() as asked:
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,8 +134,6 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
         "server",
         "--uvicorn-opts",
         "--log-level warning",
-        "--backend-store-uri",
-        uri,
         "--host",
         "127.0.0.1",
         "--port",
@@ -138,7 +151,10 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup lets it go on when its terminal closes
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     begun()
-    with subprocess.Popen(command, start_new_session=True) as server:
+    named = os.environ | {
+        "MLFLOW_BACKEND_STORE_URI": uri
+    }  # words of a command are shown to every user, and it may hold a password
+    with subprocess.Popen(command, start_new_session=True, env=named) as server:
         try:
             code = server.wait()
         except KeyboardInterrupt:

@@ -29,6 +29,8 @@ from reclaim.training.tracking.client import (
     sqlite_file,
     store_client,
     store_reader,
+    store_shown,
+    without_credentials,
 )
 
 if TYPE_CHECKING:
@@ -255,7 +257,7 @@ def _store_named(fails: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{default_tracking_uri()} {fails} ({reason}); run it again") from error
+        raise ModelError(f"{store_shown()} {fails} ({without_credentials(reason)}); run it again") from error
 
 
 def register_bundle(
@@ -363,7 +365,7 @@ def resolve_model(reference: str) -> ModelVersion:
                 f"worse, `--model {latest}` takes it as it is"
             )
             raise ModelAbsentError(
-                f"no model {reference} in {default_tracking_uri()} ({error.message}); {remedy}"
+                f"no model {reference} in {store_shown()} ({without_credentials(error.message)}); {remedy}"
             ) from error
 
 
@@ -403,7 +405,7 @@ def check_name(name: str) -> None:
         other_kind = bool(newest) and not any(_may_be_ours(client, of) for of in newest)
     if other_kind:
         raise ConfigError(
-            f"the registered model {name} in {default_tracking_uri()} is of another kind: no `reclaim train` made "
+            f"the registered model {name} in {store_shown()} is of another kind: no `reclaim train` made "
             f"{name}/{newest[0].version}; choose another name, --set model_name=NAME"
         )
 
@@ -522,7 +524,7 @@ def find_run(run_id: str) -> RunRecord:
             if error.error_code not in ABSENT:
                 raise
             raise ModelError(
-                f"no run {run_id} in {default_tracking_uri()}; `reclaim mlflow` shows those there are, with their ids"
+                f"no run {run_id} in {store_shown()}; `reclaim mlflow` shows those there are, with their ids"
             ) from error
     return _record(run, experiment)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reclaim.data.errors import ModelError
-from reclaim.serving.models.cache import ModelCache, Refusal, add_if_possible, start_model, without_credentials
+from reclaim.serving.models.cache import ModelCache, Refusal, add_if_possible, in_one_line, start_model
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, save_bundle
 from reclaim.training.tracking.references import ModelLocation
@@ -142,11 +142,9 @@ def test_a_start_skips_a_cached_model_of_another_pipeline(
 
 
 def test_shown_errors_hold_no_password() -> None:
-    shown = without_credentials(
-        ModelError("no answer from\n https://me:secret@store.example/x and postgresql://a:b@c/d")
-    )
+    shown = in_one_line(ModelError("no answer from\n https://me:secret@store.example/x and postgresql://a:b@c/d"))
     assert shown == "no answer from https://store.example/x and postgresql://c/d"
-    assert len(without_credentials(ModelError("x" * 1_000))) == 300
+    assert len(in_one_line(ModelError("x" * 1_000))) == 300
 
 
 def test_a_copy_killed_between_two_renames_restores_the_model_before(tmp_path: Path) -> None:
