@@ -5,14 +5,17 @@ What is being written has the ending ``.partial`` until it is renamed, so no rea
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -184,6 +187,22 @@ def remove_left_behind(path: Path) -> None:
     if partial_of(path).exists() or retired_of(path).exists():
         with suppress(ConfigError, OSError), _staging_of(path):  # remains that cannot be removed do no harm
             pass
+
+
+@cache
+def folder_of_process(prefix: str) -> Path:
+    """Return a temporary folder of this user alone, made by the first call and removed as this process ends.
+
+    A process that is forked from this one shares the folder and leaves it there.
+    """
+    folder, maker = Path(tempfile.mkdtemp(prefix=prefix)), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def _led_to(path: Path) -> Path:

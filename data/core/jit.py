@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +17,8 @@ from llvmlite import ir
 from numba.core import caching, cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
+
+from reclaim.data.core.files import folder_of_process
 
 log = logging.getLogger(__name__)
 
@@ -122,27 +121,20 @@ class OfProcess(InCacheFolder):
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Any:
         """Return the place of a function."""
-        numba.config.CACHE_DIR = _folder_of_process()  # type: ignore[attr-defined]
+        numba.config.CACHE_DIR = _until_the_end()  # type: ignore[attr-defined]
         return super().from_function(py_func, py_file)
 
 
 @cache
-def _folder_of_process() -> str:
-    """Make a folder that is removed as this process ends, and warn that later ones compile again."""
-    folder = tempfile.mkdtemp(prefix="reclaim-compiled-")  # of this user alone: cached code is run
-    atexit.register(_remove, folder, os.getpid())
+def _until_the_end() -> str:
+    """Return the folder of this process for compiled code, and warn that later ones compile again."""
+    folder = str(folder_of_process("reclaim-compiled-"))
     os.environ["NUMBA_CACHE_DIR"] = folder
     log.warning(
         "compiled code cannot be kept: neither %s nor the home folder can be written, so each start compiles for half "
         "a minute; let NUMBA_CACHE_DIR name a folder that can", Path(__file__).parents[2],
     )  # fmt: skip
     return folder
-
-
-def _remove(folder: str, maker: int) -> None:
-    """Remove a folder at the end of the process that made it, and of no process that was forked from it."""
-    if os.getpid() == maker:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if not numba.config.CACHE_LOCATOR_CLASSES:  # type: ignore[attr-defined]  # a user may have named others

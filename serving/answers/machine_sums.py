@@ -256,7 +256,7 @@ def own_terms(known: Known, horizon_s: int | None = None) -> Floats:
 def _used(known: Known, terms: Floats) -> Floats:
     """Return what tasks used in their last windows, each up to its limit, 0 where unknown; shape (n, n_resources)."""
     used: Floats = np.fmin(terms[..., T_USAGE], known.task["limit"])
-    without = ~(terms[..., T_LIMIT] > 0)  # such terms have no usage, and few have none
+    without = ~(terms[..., T_LIMIT] > 0)  # few tasks: terms without a forecast have no usage
     if len(rows := np.flatnonzero(without.any(axis=1))):
         measured = demand(last_windows(known.key[rows], known.task[rows]))
         upto = np.where(np.isnan(measured), 0.0, np.fmin(measured, known.task["limit"][rows]))

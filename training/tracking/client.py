@@ -151,9 +151,8 @@ def run_interface(port: int, begun: Callable[[], None]) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup lets it go on when its terminal closes
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     begun()
-    named = os.environ | {
-        "MLFLOW_BACKEND_STORE_URI": uri
-    }  # words of a command are shown to every user, and it may hold a password
+    # every user of the machine can see the words of a command, and a URI may hold a password
+    named = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     with subprocess.Popen(command, start_new_session=True, env=named) as server:
         try:
             code = server.wait()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import math
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from reclaim.data.core.files import folder_of_process
 from reclaim.data.core.nested import flatten
 from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError
 from reclaim.training.tracking.client import (
@@ -464,7 +462,7 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
         from mlflow.exceptions import MlflowException
 
     if into is None and sqlite_file(default_tracking_uri()) is None:  # MLflow keeps what it downloads
-        into = Path(tempfile.mkdtemp(dir=_downloads()))
+        into = Path(tempfile.mkdtemp(dir=folder_of_process("reclaim-models-")))
     try:
         with quiet(), default_store(default_tracking_uri()):  # it is searched for the model's name in any case
             uri = f"models:/{found.name}/{found.version}"
@@ -476,14 +474,6 @@ def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
             f"{reference} is version {found.version}, whose files cannot be read ({error}); train again"
         ) from error
     return folder / "data" / _BUNDLE, found.version
-
-
-@cache
-def _downloads() -> Path:
-    """Return a folder for the models that this process downloads, made by the first one and removed at its end."""
-    folder = Path(tempfile.mkdtemp(prefix="reclaim-models-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list[RunRecord]:

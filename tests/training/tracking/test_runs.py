@@ -21,6 +21,7 @@ import pytest
 from matplotlib.figure import Figure
 from sqlalchemy.engine import make_url
 
+from reclaim.data.core.files import folder_of_process
 from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
@@ -264,7 +265,7 @@ def test_a_model_that_is_downloaded_from_a_server_is_removed_at_the_end_of_the_p
     monkeypatch.setattr(tracking, "sqlite_file", lambda _: None)  # as of a server
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    tracking._downloads.cache_clear()
+    folder_of_process.cache_clear()
     with tracking.start_run("models", "network") as run:
         _register(run, bundle, tmp_path, "downloaded", None)
     folders = [tracking.fetch_bundle("downloaded/1")[0] for _ in range(2)]
@@ -272,7 +273,7 @@ def test_a_model_that_is_downloaded_from_a_server_is_removed_at_the_end_of_the_p
     assert all(load_bundle(folder).dataset_fingerprint == "abc" for folder in folders)
     for done in at_end:
         done()
-    tracking._downloads.cache_clear()
+    folder_of_process.cache_clear()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

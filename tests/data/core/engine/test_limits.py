@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reclaim.data.core.engine import limits, workers
+from reclaim.data.core.engine import workers
 from reclaim.data.core.engine.limits import cores, memory_mib
 from reclaim.data.core.engine.workers import Engine, plan_workers
 
@@ -96,7 +96,3 @@ def test_an_engine_has_a_worker_for_each_core_as_the_memory_allows_or_as_many_as
     assert Engine().count == count
     assert Engine("processes", 100).count == 100
     assert plan_workers("processes", 0, 1 << 20, 0)[0] == n_cores
-
-
-def test_the_folders_of_the_kernel_are_the_ones_that_it_documents() -> None:
-    assert (str(limits.PROC), str(limits.GROUPS)) == ("/proc", "/sys/fs/cgroup")
