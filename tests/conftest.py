@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -143,10 +144,12 @@ def command_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedP
     def run(*words: object) -> CompletedProcess[str]:
         arguments = [str(word) for word in words]
         capsys.readouterr()
+        handler = signal.getsignal(signal.SIGTERM)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["reclaim", *arguments])
             with pytest.raises(SystemExit) as ended:
                 main()
+        signal.signal(signal.SIGTERM, handler)  # which ``main`` sets
         return CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr())
 
     return run

@@ -26,6 +26,7 @@ from reclaim.cli import app as cli
 from reclaim.cli import replay as replays
 from reclaim.cli.results import of_tune
 from reclaim.config import load_config, settings_of
+from reclaim.data.core.files import replaced_file
 from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
@@ -370,23 +371,26 @@ def test_a_replay_names_the_models_of_another_dataset_unless_they_are_portable()
     assert said(a=False, b=False, builtin=False) == ["trained on another dataset: a, b (--model names others)"]
 
 
-def test_a_feed_ends_at_sigterm_even_as_the_first_process_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a process ignores what it does not handle, so that each rollout would wait for its kill."""
-    from reclaim.cli.feeding import feed
-    from reclaim.serving.feed import job
+def test_a_command_ends_in_order_at_sigterm_even_as_the_first_process_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a process ignores what it does not handle; elsewhere what was half written would stay."""
 
-    def stopped(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+    def stopped(**_: object) -> None:
+        with replaced_file(tmp_path / "answers") as partial:
+            assert partial.exists()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
 
-    monkeypatch.setattr(job, "feed", stopped)
+    monkeypatch.setattr(cli, "app", stopped)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
-            feed(Path("history"), "http://127.0.0.1:1")
+            cli.main()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_that_tune_prints_can_be_pasted_into_a_shell() -> None:

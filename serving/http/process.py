@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import signal
 import sys
 from typing import Final
 
@@ -38,14 +37,12 @@ def prepare_process() -> None:
     """Execute this command again in the same process, where its environment lacks variables that are read at its start.
 
     Call it before heavy imports, which would run twice. Garbage collection is off until the service is ready, as
-    imported modules stay. Until then a handler ends the process at SIGTERM, as the first process of a container ignores
-    signals that it does not handle.
+    imported modules stay.
     """
     missing = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
     if missing and os.environ.get(_PREPARED) != str(os.getpid()):
         os.execve(sys.executable, sys.orig_argv, os.environ | missing | {_PREPARED: str(os.getpid())})
     os.environ.pop(_PREPARED, None)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     gc.disable()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -507,6 +508,8 @@ def main() -> NoReturn:
     """Run the command line: an error that the caller can correct is one line and exit code 2, any other a traceback."""
     from reclaim.data.errors import ReclaimError
 
+    # what is half written goes, as at Ctrl-C; the first process of a container would ignore a signal without a handler
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except ReclaimError as error:

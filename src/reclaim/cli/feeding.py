@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -72,8 +70,6 @@ def feed(
         Access(url, header_file, token_file, ca, cert, key), service, token, service_ca, margin,
         tuple(out or ()), listen, delay, once, keep,
     )  # fmt: skip
-    # the first process of a container ignores signals that it does not handle
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Progress("feeding") as progress:
         report = run(config, history, progress=progress, say=print_status)
     print_result(results.of_feed(report, history), as_json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -24,9 +23,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Execve]]:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "reclaim", "serve"])
     for name in ("OMP_NUM_THREADS", "GLIBC_TUNABLES", "ARROW_DEFAULT_MEMORY_POOL"):
         monkeypatch.delenv(name, raising=False)
-    handler = signal.getsignal(signal.SIGTERM)
     yield calls
-    signal.signal(signal.SIGTERM, handler)
     gc.enable()
 
 
@@ -68,11 +65,3 @@ def test_it_is_executed_again_once_where_a_variable_is_dropped(
     begun.clear()
     prepare_process()
     assert not begun
-
-
-def test_sigterm_ends_it_while_it_starts(begun: list[Execve]) -> None:
-    prepare_process()
-    with pytest.raises(SystemExit) as ended:
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 143
-    assert begun
