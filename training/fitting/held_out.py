@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
@@ -155,7 +156,7 @@ def builtin_calibration(valid: HeldOut, config: TrainConfig) -> Calibration:
 def less_reclaimed(calibration: Calibration, other: Calibration, budgets: Budgets) -> list[str]:
     """Return where a model reclaims less than another one at the same budget, in words; beyond ``NOISE``."""
     return [
-        f"{resource} at {budget:g}: {mine:.1%} for {theirs:.1%}"
+        f"{100 * mine:.1f} % of {RESOURCE_WORDS[resource]} for {100 * theirs:.1f} % at a budget of {100 * budget:g} %"
         for margin, budget in asdict(budgets).items()
         for resource, mine, theirs in zip(
             RESOURCES, calibration.reclaimed[margin], other.reclaimed[margin], strict=True

@@ -402,8 +402,8 @@ def _report(
             *unlearned_notes(sources, config.horizon_s),
             *calibration.notes,
             *(
-                f"reclaims less of validation rows than the built-in model, at a budget ({one}): the history is "
-                "short, and the built-in model is served where there is no champion"
+                f"reclaims less of validation rows than the built-in model, {one}: the history is short, and "
+                "the built-in model is served where there is no champion"
                 for one in trained.worse
             ),
             *(

@@ -245,7 +245,7 @@ def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) 
         log.warning("the settings as given diverged, so nothing is compared with them: %s", error)
         return []
     return [
-        f"{horizon_s} s ahead, {less}"
+        f"{less}, {horizon_s:,} s ahead"
         for horizon_s in mine
         for less in less_reclaimed(mine[horizon_s], others[horizon_s], given.budgets)
     ]

@@ -183,7 +183,7 @@ def check_folder(folder: Path) -> None:
             files.invalidate_cache()
             files.ls(name)
     elif not folder.is_dir():
-        what = "a file; name the folder that it is in" if folder.is_file() else "no such folder"
+        what = "a file; name the folder that it is in" if folder.is_file() else "no such folder; name that of a trace"
         raise ConfigError(f"{folder}: {what}")
 
 

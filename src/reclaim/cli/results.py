@@ -217,7 +217,7 @@ def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Pat
         f"{report.estimator}: validation loss {report.best_loss:.5f}{as_given}; {report.trials} trials, "
         f"{report.new} of them new, {report.pruned} stopped early or diverged; run {report.run_id}, "
         f"{report.seconds:.0f} s",
-        *(f"reclaims less of validation rows at a budget than the settings as given: {less}" for less in report.less),
+        *(f"reclaims less of validation rows than with the settings as given, {less}" for less in report.less),
         f"train   {join([*command, *given, *report.assignments()])}",
         f"or      {join([*command, '--config', str(out)])}",
     ]

@@ -73,8 +73,8 @@ def test_a_model_reclaims_less_where_it_is_behind_at_the_same_budget_by_more_tha
     other = {"baseline": (0.505, 0.22), "medium": (0.40, 0.30), "aggressive": (0.90, 0.409)}
     budgets = Budgets(baseline=0.001, aggressive=0.01)  # medium has none
     assert less_reclaimed(calibration(mine), calibration(other), budgets) == [
-        "memory at 0.001: 20.0% for 22.0%",
-        "cpu at 0.01: 70.0% for 90.0%",
+        "20.0 % of memory for 22.0 % at a budget of 0.1 %",
+        "70.0 % of CPU for 90.0 % at a budget of 1 %",
     ]
 
 

@@ -580,7 +580,10 @@ def test_settings_of_less_loss_that_reclaim_less_are_told_and_compared_once(
     monkeypatch.setattr(tuning, "priced", priced_as)
     given = replace(TREES, seed=5, trees=replace(TREES.trees, leaves=7, learning_rate=0.3))
     report = tune([dataset], given, trials=6, config_file=tmp_path / "best.toml")
-    assert report.less == ["3600 s ahead, cpu at 0.001: 47.0% for 50.0%", "3600 s ahead, cpu at 0.01: 47.0% for 50.0%"]
+    assert report.less == [
+        "47.0 % of CPU for 50.0 % at a budget of 0.1 %, 3,600 s ahead",
+        "47.0 % of CPU for 50.0 % at a budget of 1 %, 3,600 s ahead",
+    ]
     assert [c == given for c in priced] == [False, True]
     again = tune([dataset], given, trials=6, config_file=tmp_path / "best.toml")
     assert (again.less, len(priced)) == (report.less, 2)
