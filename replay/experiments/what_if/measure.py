@@ -52,6 +52,9 @@ class WhatIfConfig(ReplayConfig):
     """Share of task-time spent waiting for a machine that is accepted."""
     machines: tuple[int, ...] = ()
     """Numbers of machines to try; none: the fewest within the budgets are searched for."""
+    orders: int = 3
+    """Orders of the machines in which each number of them is run; the means are compared with the budgets. A few days
+    of a cell have so few kills that in one order alone they come and go."""
     growth: float = 1.0
     """Size of the workload: 1.2 clones a fifth of its collections, 0.8 leaves a fifth of them out."""
     scheduling: Scheduling = field(default_factory=Scheduling)
@@ -67,21 +70,23 @@ class WhatIfConfig(ReplayConfig):
             raise ConfigError(f"pending_budget must be between 0 and 1, got {self.pending_budget}")
         if any(n < 1 for n in self.machines):
             raise ConfigError(f"machines must be at least 1, got {min(self.machines)}")
+        if self.orders < 1:
+            raise ConfigError(f"orders must be at least 1, got {self.orders}")
         if not 0 < self.growth < float("inf"):
             raise ConfigError(f"growth must be above 0, got {self.growth}")
 
 
 Run = Callable[[int], dict[str, float | None]]
-"""Returns ``outcome.summary`` of a contender on a number of machines."""
+"""Returns ``mean_of`` a contender's runs on a number of machines."""
 Tried = dict[int, dict[str, float | None]]
 """The same by number of machines."""
 
 
 class Cells:
-    """Runs a workload on any number of a cell's machines.
+    """Runs a workload on any number of a cell's machines, in several orders of these.
 
-    Smaller cells are the first machines of a permutation drawn by the seed; all of them are the trace's own cell, and
-    larger ones have clones of its machines in the same order.
+    Smaller cells are the first machines of a permutation; all of them are the trace's own cell, and larger ones have
+    clones of its machines in the same order. The permutations are drawn by the seed and those that follow it.
 
     Parameters
     ----------
@@ -93,14 +98,13 @@ class Cells:
 
     def __init__(self, workload: Workload, machines: CellMachines, config: WhatIfConfig) -> None:
         self._workload = workload
-        self._machines, order = machines.subset(len(machines), config.seed)
-        self._masks = workload.masks[:, order]
+        self._orders = [machines.subset(len(machines), config.seed + k) for k in range(config.orders)]
         self._scheduling, self._horizon_s = config.scheduling, config.horizon_s
 
     def run(
         self, n: int, reserved: NDArray[np.float64], by_machine: ByMachine | None = None
     ) -> dict[str, float | None]:
-        """Return ``outcome.summary`` of a run on ``n`` machines.
+        """Return ``mean_of`` runs on ``n`` machines.
 
         Parameters
         ----------
@@ -110,15 +114,35 @@ class Cells:
         by_machine : ByMachine or None
             As in ``simulate``.
         """
-        times = -(-n // len(self._machines))
-        first = self._machines.tiled(times).take(np.arange(n))
-        masks = np.ascontiguousarray(np.tile(self._masks, (1, times))[:, :n])
+        return mean_of([self._in_order(n, *of, reserved, by_machine) for of in self._orders])
+
+    def _in_order(
+        self, n: int, machines: CellMachines, order: NDArray[np.int64], reserved: NDArray[np.float64],
+        by_machine: ByMachine | None,
+    ) -> dict[str, float | None]:  # fmt: skip
+        times = -(-n // len(machines))
+        first = machines.tiled(times).take(np.arange(n))
+        masks = np.ascontiguousarray(np.tile(self._workload.masks[:, order], (1, times))[:, :n])
         return summary(
             simulate(
                 replace(self._workload, masks=masks), first, reserved[None], scheduling=self._scheduling,
                 by_machine=by_machine, horizon_s=self._horizon_s,
             )
         )  # fmt: skip
+
+
+def mean_of(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return means of the numbers of ``outcome.summary`` over runs, each over those in which it is known.
+
+    Of a number with a budget ``KEY_low`` and ``KEY_high`` are the least and the most of any run.
+    """
+    found: dict[str, float | None] = {}
+    for key in runs[0]:
+        known = [value for run in runs if (value := run[key]) is not None]
+        found[key] = float(np.mean(known)) if known else None
+        if key in (KILLS, PENDING):
+            found |= {f"{key}_low": min(known, default=None), f"{key}_high": max(known, default=None)}
+    return found
 
 
 def measure(source: Source, config: WhatIfConfig) -> Measured:
@@ -171,6 +195,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
             "pending_budget": config.pending_budget,
             "peaks_budget": config.budgets.by_margin[config.margin],
             "growth": config.growth,
+            "orders": config.orders,
             "searched": not config.machines,
         },
         "cell": {"machines": len(machines), "runs": len(grown.runs)},
@@ -264,8 +289,12 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
             "particular come and go."
         ),
         "machines": (
-            f"Smaller cells are the first machines of one permutation (seed {config.seed}) of the trace's own; larger "
-            "ones clone them in the same order. They come, go and change as the trace's do."
+            "Smaller cells are the first machines of a permutation of the trace's own; larger ones clone them in the "
+            "same order. They come, go and change as the trace's do."
+        ),
+        "orders": (
+            f"Each number of machines was run in {config.orders} permutations, drawn by seeds from {config.seed} on. "
+            "What is shown, and compared with the budgets, are the means of these runs."
         ),
         "growth": (
             "Whole collections drawn by the seed are cloned, or left out where it is below 1; a clone is submitted "
@@ -280,7 +309,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=14,
+    version=15,
     config=WhatIfConfig,
     measure=measure,
     page=page,

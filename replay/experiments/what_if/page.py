@@ -51,6 +51,8 @@ _POINT: Final = {
     "machines": "machines",
     "of the cell": "share",
     "kills per 1,000 task-days": KILLS,
+    "least per 1,000 in an order": f"{KILLS}_low",
+    "most per 1,000": f"{KILLS}_high",
     "above own limit per 1,000": "own_limit_per_1000_task_days",
     "ended so in the trace per 1,000": RECORDED,
     "waiting": PENDING,
@@ -195,7 +197,10 @@ _GREY: Final = "#777777"
 
 
 def against_machines(results: Results) -> Figure:
-    """Draw tasks killed and task-time spent waiting on every number of machines tried; large: the fewest that fit."""
+    """Draw tasks killed and task-time spent waiting on every number of machines tried, with the range of the orders.
+
+    A large mark is the fewest machines that fit.
+    """
     asked, cell = results["asked"], results["cell"]["machines"]
     colours = estimator_colours(results)
     with mpl.rc_context(STYLE):
@@ -215,7 +220,8 @@ def against_machines(results: Results) -> Figure:
                     [x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1.9, marker="o",
                     markersize=3.5, linestyle=(0, (4, 2)) if limit else "-", label=name,
                 )  # fmt: skip
-                for x, y, _ in points:
+                for x, y, p in points:
+                    ax.vlines(x, unit * p[f"{key}_low"], unit * p[f"{key}_high"], color=colour, linewidth=0.9)
                     if x == estimator["fewest"]:
                         ax.plot(x, y, "o", color=colour, markersize=10, markeredgecolor="white", zorder=4)
             ax.axhline(unit * budget, color=INK, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)

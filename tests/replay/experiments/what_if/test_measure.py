@@ -27,6 +27,7 @@ from reclaim.replay.experiments.what_if.measure import (
     WhatIfConfig,
     definitions,
     fewest_within,
+    mean_of,
     measure,
     within,
 )
@@ -40,7 +41,7 @@ from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.tracking import runs as tracking
 
-CONFIG = WhatIfConfig(estimators=("borg",), margin="aggressive")
+CONFIG = WhatIfConfig(estimators=("borg",), margin="aggressive", orders=1)
 
 
 def _point(kills: float | None, pending: float | None) -> dict[str, float | None]:
@@ -84,6 +85,31 @@ def test_all_machines_are_the_traces_own_cell_and_more_are_clones(cell_dataset: 
     assert twice["utilisation_memory"] == pytest.approx((own["utilisation_memory"] or 0) / 2)
     assert (half[PENDING] or 0) > 0.4
     assert twice[PENDING] == 0.0
+
+
+def test_the_numbers_of_several_orders_are_their_means_with_the_range_of_those_that_have_a_budget() -> None:
+    runs: list[dict[str, float | None]] = [
+        {KILLS: 2.0, PENDING: 0.25, "delay": None, "never": None},
+        {KILLS: 7.0, PENDING: 0.5, "delay": 3.0, "never": None},
+    ]
+    assert mean_of(runs) == {
+        KILLS: 4.5, f"{KILLS}_low": 2.0, f"{KILLS}_high": 7.0,
+        PENDING: 0.375, f"{PENDING}_low": 0.25, f"{PENDING}_high": 0.5,
+        "delay": 3.0, "never": None,
+    }  # fmt: skip
+
+
+def test_the_orders_of_a_number_of_machines_are_those_of_the_seed_and_the_next_ones(cell_dataset: Path) -> None:
+    source = _source(cell_dataset)
+    estimates = estimate_all(source, CONFIG)
+    machines = machines_of(source.dataset, estimates.period.slots.first_us, estimates.period.slots.stop_us)
+    workload = workload_of(source, estimates.period, machines)
+    reserved = estimates.history.windows.limit[workload.row]
+    machines.state["capacity"][0] *= 2
+    each = [Cells(workload, machines, replace(CONFIG, seed=5 + k)).run(3, reserved) for k in range(3)]
+    of_all = Cells(workload, machines, replace(CONFIG, seed=5, orders=3)).run(3, reserved)
+    assert len({run[PENDING] for run in each}) > 1
+    assert of_all == mean_of([{k: v for k, v in run.items() if k[-4:] not in ("_low", "high")} for run in each])
 
 
 @pytest.mark.parametrize("experiment", ["what_if", "compaction"])
@@ -246,7 +272,7 @@ def test_the_answer_does_not_depend_on_the_engine_nor_on_the_number_of_workers(
 
 
 def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -> None:
-    config = WhatIfConfig(estimators=("borg",), machines=(1, 2))
+    config = replace(CONFIG, machines=(1, 2))
     tried = _measured(cell_dataset, config)
     for estimator in tried["estimators"]:
         assert [p["machines"] for p in estimator["points"]] == [1, 2]
@@ -302,7 +328,7 @@ def test_the_summary_shows_the_fewest_machines_of_those_that_kept_the_budget_of_
 
 
 def test_of_named_numbers_of_machines_no_more_is_said_than_was_tried(cell_dataset: Path) -> None:
-    config = WhatIfConfig(estimators=("borg",), machines=(8, 6))
+    config = replace(CONFIG, machines=(8, 6))
     found = measure(_source(cell_dataset), config)
     borg, limit = EXPERIMENT.runs(found.results)
     assert (borg.metrics["fewest"], limit.metrics["fewest"]) == (6, 6)
@@ -314,7 +340,7 @@ def test_of_named_numbers_of_machines_no_more_is_said_than_was_tried(cell_datase
 
 
 def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_dataset: Path) -> None:
-    grown = _measured(cell_dataset, WhatIfConfig(estimators=("borg",), margin="aggressive", growth=2.0))
+    grown = _measured(cell_dataset, replace(CONFIG, growth=2.0))
     assert grown["cell"]["runs"] == 2 * report.results["cell"]["runs"]
     for after, before in zip(grown["estimators"], report.results["estimators"], strict=True):
         assert after["fewest"] > before["fewest"]
@@ -323,7 +349,7 @@ def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_datase
 def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
     report: ReplayReport, cell_dataset: Path
 ) -> None:
-    config = WhatIfConfig(estimators=("borg",), margin="aggressive", growth=0.5)
+    config = replace(CONFIG, growth=0.5)
     smaller = _measured(cell_dataset, config)
     assert 0 < smaller["cell"]["runs"] < report.results["cell"]["runs"]
     for after, before in zip(smaller["estimators"], report.results["estimators"], strict=True):
@@ -341,6 +367,7 @@ def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
         ({"oom_budget": float("nan")}, "oom_budget must be 0 or more"),
         ({"pending_budget": 1.1}, "pending_budget must be between 0 and 1"),
         ({"machines": (3, 0)}, "machines must be at least 1, got 0"),
+        ({"orders": 0}, "orders must be at least 1, got 0"),
         ({"growth": 0.0}, "growth must be above 0, got 0"),
     ],
 )
