@@ -86,7 +86,10 @@ def test_a_folder_by_the_name_of_a_champion_is_a_folder(tmp_path: Path, monkeypa
 
 def test_where_it_does_not_load_the_remedy_is_a_training_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reclaim.training.bundle._load", lambda _: np.zeros(3).reshape(4))
-    with pytest.raises(ModelError, match=r"; train without it, .* --set prior=none --set against_builtin=false`$"):
+    with pytest.raises(
+        ModelError,
+        match=r"; install reclaim again, or train without it, .* --set prior=none --set against_builtin=false`$",
+    ):
         load_model(BUILTIN)
 
 
