@@ -234,7 +234,8 @@ def load_bundle(folder: Path) -> Bundle:
     except damages as error:
         remedy = "train again with `reclaim train`"
         if folder == BUILTIN_FOLDER:
-            remedy = "install reclaim again, or train without it, `reclaim train DATASET --set prior=none --set against_builtin=false`"
+            without = "`reclaim train DATASET --set prior=none --set against_builtin=false`"
+            remedy = f"install reclaim again, or train without it, {without}"
         raise ModelError(
             f"{folder}: the files of the model are damaged or of another release ({error!r}); {remedy}"
         ) from error

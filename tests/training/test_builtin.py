@@ -88,7 +88,7 @@ def test_where_it_does_not_load_the_remedy_is_a_training_without_it(monkeypatch:
     monkeypatch.setattr("reclaim.training.bundle._load", lambda _: np.zeros(3).reshape(4))
     with pytest.raises(
         ModelError,
-        match=r"; install reclaim again, or train without it, .* --set prior=none --set against_builtin=false`$",
+        match=r"; install reclaim again, or .* --set prior=none --set against_builtin=false`$",
     ):
         load_model(BUILTIN)
 
