@@ -41,9 +41,10 @@ _SETTINGS = {
     "compaction": {"estimators": _FEW, "checkpoints": "8"},
     "compaction-by-reservation": {"estimators": _FEW, "checkpoints": "8", "production_by_limit": "false"},
     "ratios": {"estimators": _FEW},
-    "what-if": {"orders": "1"},
-    "what-if-gives-way": {"orders": "1", "scheduling.gives_way": "true"},
+    "what-if": {},
+    "what-if-gives-way": {"scheduling.gives_way": "true"},
     "what-if-of-machines": {"estimators": _SUMS, "margin": "aggressive", "scheduling.gives_way": "true"},
+    "what-if-of-machines-baseline": {"estimators": _SUMS, "margin": "baseline", "scheduling.gives_way": "true"},
 }
 """Output folder, which begins with the experiment's name → options of that replay."""
 
