@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -128,6 +128,18 @@ def summary(outcome: Outcome) -> dict[str, float | None]:
     found["finished"] = float(ran.sum())
     found["never_placed"] = float(((runs["first_placed_us"] < 0) & (runs["ready_us"] >= 0)).sum())
     return found | {f"work_{name}": value for name, value in work.items()}
+
+
+def mean_of(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, lists and mappings of one shape, number by number; None where one of them is None."""
+    one = values[0]
+    if isinstance(one, Mapping):
+        return {key: mean_of([value[key] for value in values]) for key in one}
+    if isinstance(one, list):
+        return [mean_of(list(of)) for of in zip(*values, strict=True)]
+    if isinstance(one, str):
+        return one
+    return None if any(value is None for value in values) else sum(values) / len(values)
 
 
 def balance(outcome: Outcome) -> dict[str, float]:

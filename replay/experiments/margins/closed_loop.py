@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.foreseen import ByMachine, Placing
-from reclaim.replay.closed_loop.outcome import over_time, summary
+from reclaim.replay.closed_loop.outcome import mean_of, over_time, summary
 from reclaim.replay.closed_loop.records import MACHINE, OWN_LIMIT, PREEMPTED
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, NoMachinesError, Workload, machines_of, workload_of
@@ -135,23 +135,11 @@ def _of_estimator(name: str, kind: str, ran: Mapping[str, Sequence[Mapping[str, 
     return {
         "name": name,
         "kind": kind,
-        "runs": {m: mean([one["summary"] for one in of]) for m, of in under.items()},
+        "runs": {m: mean_of([one["summary"] for one in of]) for m, of in under.items()},
         "kills_by_order": {m: [one["summary"]["oom_kills"] for one in of] for m, of in under.items()},
-        "sequence": mean([one["weeks"] for one in ran[IN_TURN]]) if IN_TURN in ran else None,
-        "over_time": mean([one["over_time"] for one in first]),
+        "sequence": mean_of([one["weeks"] for one in ran[IN_TURN]]) if IN_TURN in ran else None,
+        "over_time": mean_of([one["over_time"] for one in first]),
     }
-
-
-def mean(values: Sequence[Any]) -> Any:
-    """Return the mean of numbers, lists and mappings of one shape, number by number; None where one of them is None."""
-    one = values[0]
-    if isinstance(one, Mapping):
-        return {key: mean([value[key] for value in values]) for key in one}
-    if isinstance(one, list):
-        return [mean(list(of)) for of in zip(*values, strict=True)]
-    if isinstance(one, str):
-        return one
-    return None if any(value is None for value in values) else sum(values) / len(values)
 
 
 def most_reclaiming(estimates: Estimates, names: Sequence[str], count: int) -> list[str]:

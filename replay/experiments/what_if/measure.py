@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import ByMachine, Placing
-from reclaim.replay.closed_loop.outcome import DEFINITIONS, summary
+from reclaim.replay.closed_loop.outcome import DEFINITIONS, mean_of, summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_at, machines_of, workload_of
 from reclaim.replay.experiment import Experiment, Measured, Source
@@ -77,7 +77,7 @@ class WhatIfConfig(ReplayConfig):
 
 
 Run = Callable[[int], dict[str, float | None]]
-"""Returns ``mean_of`` a contender's runs on a number of machines."""
+"""Returns ``over_orders`` of a contender's runs on a number of machines."""
 Tried = dict[int, dict[str, float | None]]
 """The same by number of machines."""
 
@@ -104,7 +104,7 @@ class Cells:
     def run(
         self, n: int, reserved: NDArray[np.float64], by_machine: ByMachine | None = None
     ) -> dict[str, float | None]:
-        """Return ``mean_of`` runs on ``n`` machines.
+        """Return ``over_orders`` of runs on ``n`` machines.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Cells:
         by_machine : ByMachine or None
             As in ``simulate``.
         """
-        return mean_of([self._in_order(n, *of, reserved, by_machine) for of in self._orders])
+        return over_orders([self._in_order(n, *of, reserved, by_machine) for of in self._orders])
 
     def _in_order(
         self, n: int, machines: CellMachines, order: NDArray[np.int64], reserved: NDArray[np.float64],
@@ -131,17 +131,15 @@ class Cells:
         )  # fmt: skip
 
 
-def mean_of(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Return means of the numbers of ``outcome.summary`` over runs, each over those in which it is known.
+def over_orders(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the means of ``outcome.summary`` of runs, with the range of the numbers that have a budget.
 
-    Of a number with a budget ``KEY_low`` and ``KEY_high`` are the least and the most of any run.
+    ``KEY_low`` and ``KEY_high`` are the least and the most of any run.
     """
-    found: dict[str, float | None] = {}
-    for key in runs[0]:
+    found: dict[str, float | None] = mean_of(runs)
+    for key in (KILLS, PENDING):
         known = [value for run in runs if (value := run[key]) is not None]
-        found[key] = float(np.mean(known)) if known else None
-        if key in (KILLS, PENDING):
-            found |= {f"{key}_low": min(known, default=None), f"{key}_high": max(known, default=None)}
+        found |= {f"{key}_low": min(known, default=None), f"{key}_high": max(known, default=None)}
     return found
 
 

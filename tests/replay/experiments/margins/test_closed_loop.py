@@ -15,7 +15,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.foreseen import ByMachine
-from reclaim.replay.closed_loop.outcome import summary
+from reclaim.replay.closed_loop.outcome import mean_of, summary
 from reclaim.replay.closed_loop.records import TICK
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
@@ -24,7 +24,6 @@ from reclaim.replay.experiments.margins.closed_loop import (
     IN_TURN,
     _of_estimator,
     _weeks,
-    mean,
     most_reclaiming,
     run_cells,
 )
@@ -160,15 +159,15 @@ def test_a_cell_run_in_several_orders_is_their_mean(
     both = run_cells(source, estimates, Scheduling(), ["borg"], orders=2)
     assert both["orders"] == 2
     for a, b, ab in zip(loop["estimators"], other["estimators"], both["estimators"], strict=True):
-        assert ab["runs"] == mean([a["runs"], b["runs"]])
-        assert ab["sequence"] == (mean([a["sequence"], b["sequence"]]) if a["sequence"] else None)
-        assert ab["over_time"] == mean([a["over_time"], b["over_time"]])
+        assert ab["runs"] == mean_of([a["runs"], b["runs"]])
+        assert ab["sequence"] == (mean_of([a["sequence"], b["sequence"]]) if a["sequence"] else None)
+        assert ab["over_time"] == mean_of([a["over_time"], b["over_time"]])
         assert ab["kills_by_order"] == {m: a["kills_by_order"][m] + b["kills_by_order"][m] for m in a["runs"]}
 
 
 def test_a_mean_keeps_words_and_is_unknown_where_one_of_its_numbers_is() -> None:
     a, b = {"margin": "medium", "x": [1, None], "y": 2.0}, {"margin": "medium", "x": [2, 3.0], "y": 4.0}
-    assert mean([a, b]) == {"margin": "medium", "x": [1.5, None], "y": 3.0}
+    assert mean_of([a, b]) == {"margin": "medium", "x": [1.5, None], "y": 3.0}
 
 
 def test_the_same_seed_gives_the_same_numbers(loop: dict[str, Any], cell_dataset: Path, estimates: Estimates) -> None:
