@@ -199,7 +199,7 @@ _GREY: Final = "#777777"
 def against_machines(results: Results) -> Figure:
     """Draw tasks killed and task-time spent waiting on every number of machines tried, with the range of the orders.
 
-    A large mark is the fewest machines that fit.
+    A large mark is the fewest machines that fit. Contenders with a budget of machine peaks have squares.
     """
     asked, cell = results["asked"], results["cell"]["machines"]
     colours = estimator_colours(results)
@@ -212,18 +212,19 @@ def against_machines(results: Results) -> Figure:
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for ax, (key, unit, budget, title, label) in zip(axes, panels, strict=True):
             for estimator in results["estimators"]:
-                limit = estimator["kind"] == LIMIT
-                colour = _GREY if limit else colours[estimator["name"]]
+                limit, by_machine = estimator["kind"] == LIMIT, estimator["kind"] in BY_MACHINE
+                colour, marker = _GREY if limit else colours[estimator["name"]], "s" if by_machine else "o"
+                dashes = (0, (4, 2)) if limit else (0, (6, 1.5, 1, 1.5)) if by_machine else "-"
                 points = [(p["machines"], unit * p[key], p) for p in estimator["points"] if p[key] is not None]
                 name = "no reclamation" if limit else f"{estimator['name']}, {estimator['margin']}"
                 ax.plot(
-                    [x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1.9, marker="o",
-                    markersize=3.5, linestyle=(0, (4, 2)) if limit else "-", label=name,
+                    [x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1.9, marker=marker,
+                    markersize=3.5, linestyle=dashes, label=name,
                 )  # fmt: skip
                 for x, y, p in points:
                     ax.vlines(x, unit * p[f"{key}_low"], unit * p[f"{key}_high"], color=colour, linewidth=0.9)
                     if x == estimator["fewest"]:
-                        ax.plot(x, y, "o", color=colour, markersize=10, markeredgecolor="white", zorder=4)
+                        ax.plot(x, y, marker, color=colour, markersize=9, markeredgecolor="white", zorder=4)
             ax.axhline(unit * budget, color=INK, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
             ax.axvline(cell, color=INK, linewidth=0.9, zorder=0)
             top = max((unit * p[key] for e in results["estimators"] for p in e["points"] if p[key]), default=0.0)

@@ -299,6 +299,19 @@ def test_kills_are_unknown_and_not_0_where_memory_was_not_measured(report: Repla
     assert "within the budget of waiting" in summary_table(unmeasured).caption
 
 
+def test_the_lines_of_ten_contenders_look_different(report: ReplayReport) -> None:
+    of_tasks, of_machines = ("a/1", "borg", "vpa"), ("a/1 (machine)", "a/1 (machine, following)", "a/1 (machine, held)")
+    kinds = dict.fromkeys(of_tasks, "statistical") | {f"{name} (sum)": SUM_OF_TASKS for name in of_tasks}
+    kinds |= dict.fromkeys(of_machines, LEARNED_MACHINE) | {LIMIT: LIMIT}
+    points = report.results["estimators"][0]["points"]
+    named = [{"name": n, "kind": k, "margin": "medium", "fewest": 1, "points": points} for n, k in kinds.items()]
+    figure = EXPERIMENT.figures["against_machines"]({**report.results, "estimators": named})
+    assert figure is not None
+    lines = [line for line in figure.axes[0].get_lines() if not str(line.get_label()).startswith("_")]
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}
+    assert len(looks) == len(lines) == len(kinds)
+
+
 def test_the_legend_fits_the_figure_also_with_long_names(report: ReplayReport) -> None:
     for k in (2, 30, 60):
         named = [{**e, "name": f"{e['name']:m<{k}}"} for e in report.results["estimators"]]
