@@ -52,7 +52,7 @@ def test_a_folder_that_is_a_file_or_missing_is_named(bucket: Bucket, tmp_path: P
     (tmp_path / "shard").touch()
     with pytest.raises(ConfigError, match=r"shard: a file; name the folder that it is in$"):
         check_folder(tmp_path / "shard")
-    with pytest.raises(ConfigError, match=r"nothing: no such folder$"):
+    with pytest.raises(ConfigError, match=r"nothing: no such folder; name that of a trace$"):
         check_folder(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"nothing: no such object, folder or bucket"):
         check_folder(location(f"{bucket.url}/nothing"))
