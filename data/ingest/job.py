@@ -322,12 +322,13 @@ def _whole_and_damaged(
 
 
 def _told_apart(shards: Sequence[Shard], source: Source) -> tuple[tuple[Shard, ...], list[str]]:
-    """Return the first shard of each content, and the names of the files that repeat one."""
+    """Return the first shard of each content, and the names of the files that repeat rows of one."""
     named = {table.key for table in source.tables if table.file_column is not None}  # a name makes another task of it
     whose = [(x.reading, x.sha256, x.file if x.reading in named else "") for x in shards]
     firsts = {of: x for of, x in zip(reversed(whose), reversed(shards), strict=True)}
     distinct = tuple(x for of, x in zip(whose, shards, strict=True) if firsts[of] is x)
-    return distinct, list(dict.fromkeys(x.file for of, x in zip(whose, shards, strict=True) if firsts[of] is not x))
+    others = (x.file for of, x in zip(whose, shards, strict=True) if firsts[of] is not x and x.rows)
+    return distinct, list(dict.fromkeys(others))
 
 
 def _not_read(source_folder: Path, source: Source, matched: set[Path]) -> list[str]:

@@ -125,7 +125,8 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
     Returns
     -------
     Shard or Damaged
-        Damaged: truncated, corrupt or empty, or usage without a row, but in parquet; nothing of it is kept.
+        Damaged: truncated, corrupt or empty, or usage without a row where the file names no columns; nothing of it
+        is kept.
 
     Raises
     ------
@@ -183,9 +184,10 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
         stage = Stage(connection, work, job.threads, writer, rejects)
-        taken = _READERS[path.name.removesuffix(".gz").rsplit(".", 1)[-1]](stage, table, path)
-    whole = path.suffix == ".parquet"  # its footer counts the rows: engines write parts without any
-    if table.name == "usage" and table.where == "true" and not (whole or taken.rows or rejects.count):
+        ending = path.name.removesuffix(".gz").rsplit(".", 1)[-1]
+        taken = _READERS[ending](stage, table, path)
+    named = ending == "parquet" or (ending == "csv" and not table.order)  # its columns: engines write such parts
+    if table.name == "usage" and table.where == "true" and not (named or taken.rows or rejects.count):
         raise DamagedFileError(f"{path}: no rows")
     shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, rejects.count, n_bytes,
                   taken.defects, str(folder))  # fmt: skip

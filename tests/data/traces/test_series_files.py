@@ -90,15 +90,25 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) 
     assert made[0].equals(made[1])
 
 
-def test_a_parquet_part_without_rows_is_whole_unless_there_is_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["parquet", "csv", "csv.gz"])
+def test_a_file_that_names_its_columns_is_whole_without_rows_unless_there_is_no_other(
+    tmp_path: Path, ending: str
+) -> None:
+    def part(number: int, rows: pd.DataFrame) -> None:
+        file = tmp_path / "in" / f"part-{number}.{ending}"
+        rows.to_parquet(file, index=False) if ending == "parquet" else rows.to_csv(file, index=False)
+
     (tmp_path / "in").mkdir()
-    rows = pa.table({"vm": [1], "t": [300], "used": [1.25]})
-    pq.write_table(rows.slice(0, 0), tmp_path / "in" / "part-0.parquet")
+    rows = pd.DataFrame({"vm": [1], "t": [300], "used": [1.25]})
+    part(0, rows[:0])
     mapping = config(given_mapping(tmp_path))
-    with pytest.raises(TraceError, match=r"in: not one row in part-0\.parquet$"):
+    with pytest.raises(TraceError, match=rf"in: not one row in part-0\.{ending}$"):
         ingest(tmp_path / "in", tmp_path / "none", mapping)
-    pq.write_table(rows, tmp_path / "in" / "part-1.parquet")
-    assert ingest(tmp_path / "in", tmp_path / "out", mapping).dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.25]
+    part(1, rows)
+    part(2, rows[:0])
+    dataset = ingest(tmp_path / "in", tmp_path / "out", mapping).dataset
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.25]
+    assert dataset.manifest["repeated"] == []
 
 
 def test_a_folder_named_key_is_value_adds_no_column(tmp_path: Path) -> None:
