@@ -126,8 +126,9 @@ def _become_the_server(listening: socket.socket, tls: Tls, environment: Mapping[
         timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ssl_certfile=cert, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at the end: the exit is clean
-        signal.signal(number, server.handle_exit)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # uvicorn raises them again: the exit is clean
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, server.handle_exit)
     server.run(sockets=[listening])
     sys.exit(os.EX_OK if server.started else os.EX_SOFTWARE)
 

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -371,26 +372,45 @@ def test_a_replay_names_the_models_of_another_dataset_unless_they_are_portable()
     assert said(a=False, b=False, builtin=False) == ["trained on another dataset: a, b (--model names others)"]
 
 
-def test_a_command_ends_in_order_at_sigterm_even_as_the_first_process_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "before"),
+    [(signal.SIGTERM, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)],
+)
+def test_a_command_ends_in_order_at_sigterm_and_when_its_terminal_closes(
+    number: signal.Signals, before: signal.Handlers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a process ignores what it does not handle; elsewhere what was half written would stay."""
+    """The first process of a container ignores what it does not handle; elsewhere what was half written would stay."""
 
     def stopped(**_: object) -> None:
         with replaced_file(tmp_path / "answers") as partial:
             assert partial.exists()
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             time.sleep(60)
 
     monkeypatch.setattr(cli, "app", stopped)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert ended.value.code == 128 + signal.SIGTERM
+    with _handled(number, before), pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 128 + number
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_under_nohup_goes_on_when_its_terminal_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda **_: os.kill(os.getpid(), signal.SIGHUP))
+    with _handled(signal.SIGHUP, signal.SIG_IGN), pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+
+
+@contextmanager
+def _handled(number: signal.Signals, handler: signal.Handlers) -> Iterator[None]:
+    """Handle a signal as the system would before the command begins, and as this process did afterwards."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for each, handling in before.items():
+            signal.signal(each, handling)
 
 
 def test_the_command_that_tune_prints_can_be_pasted_into_a_shell() -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
@@ -504,12 +505,18 @@ def demo(
     )  # fmt: skip
 
 
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
 def main() -> NoReturn:
     """Run the command line: an error that the caller can correct is one line and exit code 2, any other a traceback."""
     from reclaim.data.errors import ReclaimError
 
     # what is half written goes, as at Ctrl-C; the first process of a container would ignore a signal without a handler
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup lets it go on when its terminal closes
+        signal.signal(signal.SIGHUP, _end)
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except ReclaimError as error:
