@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.dataset import bucket_name
+from reclaim.data.ingest import job as ingesting
 from reclaim.data.ingest.bucket import BucketJob, make_bucket, staged_schema, tasks_piece
 from reclaim.data.ingest.defects import CPU_ABOVE
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.ingest.readers import staging
 from reclaim.data.ingest.shard import LOCK, Shard, ShardJob, take_shard
 from reclaim.data.traces.series import series
 from reclaim.data.traces.series_mapping import load_mapping
@@ -93,3 +100,51 @@ def test_a_bucket_is_made_again_of_other_rows_and_where_a_table_of_it_is_missing
         path.unlink()
         make_bucket(made)
         assert path.is_file()
+
+
+def test_a_bucket_made_in_ranges_of_tasks_has_the_rows_of_one_made_at_once(
+    tmp_path: Path, window: Callable[..., Any], event: Callable[..., Any], write_shard: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    needs = [{"name": "o/", "value": "2", "relation": 5}, {"name": "p/", "value": "9", "relation": 4}]
+    tasks = [(3, 1), (3, 0), (1, 7), (9, 0), (5, 2)]
+    named = [{"collection_id": str(c), "instance_index": str(i)} for c, i in tasks]
+    usage = [window(300 * k, **named[of], average_usage={"cpus": k / 100, "memory": 0.1})
+             for of, count in ((0, 4), (1, 1), (2, 3), (4, 2)) for k in range(3, 3 + count)]  # fmt: skip
+    told = [
+        event(time, type_, **of, constraint=needs[: 1 + (time > 0)])
+        for of in named
+        for time, type_ in ((0, 3), (700, 9))
+    ]
+    cell = tmp_path / "cell"
+    write_shard(cell, "instance_usage-000000000000", [*usage[::2], *usage[:3]])
+    write_shard(cell, "instance_usage-000000000001", usage[1::2])
+    write_shard(cell, "instance_events-000000000000", [*told[::-1], *told[:5]])
+    ranges: list[int] = []
+    whole = staging.Layout.table_of
+
+    def table_of(layout: staging.Layout, rows: Any, order: Any) -> pa.Table:
+        ranges.append(len(rows))
+        return whole(layout, rows, order)
+
+    monkeypatch.setattr(staging.Layout, "table_of", table_of)
+    made: dict[int, Any] = {}
+    of_tasks = {
+        100: [13],
+        13: [13],
+        12: [11, 2],
+        4: [4, 7, 2],
+        3: [3, 1, 7, 2],
+        1: [3, 1, 7, 2],
+    }  # windows with repeats
+    for rows_at_once, expected in of_tasks.items():
+        ranges.clear()
+        monkeypatch.setattr(ingesting, "BucketJob", partial(BucketJob, rows_at_once=rows_at_once))
+        dataset = ingest(cell, tmp_path / f"{rows_at_once}", IngestConfig(buckets=1, workers=1)).dataset
+        tables = [pq.read_table(dataset.path / name / bucket_name(0)) for name in s.BUCKETED]
+        made[rows_at_once] = (*tables, dataset.table("tasks"), dataset.manifest["counts"], dataset.manifest["defects"])
+        assert made[rows_at_once] == made[100]
+        assert ranges == expected
+    counts = dataset.manifest["counts"]
+    assert (counts["usage"], counts["tasks"], counts["events"], counts["constraints"]) == (10, 5, 10, 15)
+    assert (counts["duplicate_windows"], counts["duplicate_events"]) == (3, 5)
