@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -160,3 +161,24 @@ def test_the_next_work_is_waited_for_only_where_there_is_none(monkeypatch: pytes
     queue.close()
     assert queue.next(3.0) is None
     assert waited == [3.0]
+
+
+@pytest.mark.parametrize(
+    "come",
+    [lambda queue: queue.add(windows(1)), lambda queue: queue.command(lambda: None), lambda queue: queue.close()],
+    ids=["write", "command", "end"],
+)
+def test_the_thread_that_waits_for_work_is_woken_as_soon_as_some_comes(come: Callable[[WriteQueue], object]) -> None:
+    queue, long_s = WriteQueue(10), 60.0
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(queue.next, long_s)
+        while not queue._changed._waiters:  # type: ignore[attr-defined]  # until the thread waits
+            assert not taken.done()
+        come(queue)
+        assert taken.result(30.0) != Work()
+
+
+def test_a_caller_that_leaves_withdraws_neither_a_write_nor_a_command() -> None:
+    queue = WriteQueue(10)
+    for done in (queue.add(windows(1)), queue.command(lambda: None)):
+        assert not done.cancel()
