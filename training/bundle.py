@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from reclaim.data.core.files import replaced_folder
+from reclaim.data.core.files import copy_files, replaced_folder
 from reclaim.data.errors import ConfigError, ModelError, OtherReleaseError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
@@ -324,7 +323,7 @@ def copy_bundle(reference: str, folder: Path) -> ModelLocation:
         raise ConfigError(f"{folder}: exists and holds no model; choose another folder or remove it")
     origin = {"name": found.name, "version": found.version, "run_id": found.run_id}
     with replaced_folder(folder) as fresh:
-        shutil.copytree(found.folder, fresh, dirs_exist_ok=True)
+        copy_files(found.folder, fresh)
         if found.registered or not (fresh / ORIGIN_FILE).is_file():  # the copy of a copy keeps its origin
             (fresh / ORIGIN_FILE).write_text(json.dumps(origin, indent=2))
     return found

@@ -38,6 +38,18 @@ def retired_of(path: Path) -> Path:
 
 
 @contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name what was being written in the error of a full disk that names no file, or that of a copy its source."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK or (error.filename is not None and error.filename2 is None):
+            raise
+        plain, words = os.strerror(error.errno), str(error.strerror)
+        raise OSError(error.errno, words if words.startswith(plain) else plain, str(path)) from error
+
+
+@contextmanager
 def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error.
 
@@ -52,9 +64,10 @@ def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     with _locked_at(partial, ConfigError(f"{path}: another run is writing it; wait for it")) as file:
         try:
             file.truncate(0)  # what a killed process left
-            yield partial
-            if durable:
-                os.fsync(file.fileno())
+            with _naming(path):
+                yield partial
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
@@ -93,12 +106,24 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def copy_durably(source: str | Path, target: str | Path) -> str:
-    """Copy the content of a file, which is on the disk then; return the target, as ``shutil.copytree`` asks."""
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy the content of a file, which is on the disk then."""
     shutil.copyfile(source, target)
-    with Path(target).open("rb") as written:
+    with target.open("rb") as written:
         os.fsync(written.fileno())
-    return str(target)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy what is in a folder into one that is there; the content of files is on the disk then.
+
+    Raises
+    ------
+    OSError
+        The system's own, of the first file that cannot be copied; ``shutil.copytree`` has one of another kind.
+    """
+    for path in sorted(source.rglob("*")):  # a folder comes before what is in it
+        copy = target / path.relative_to(source)
+        copy.mkdir(exist_ok=True) if path.is_dir() else copy_durably(path, copy)
 
 
 def make_folder(folder: Path) -> None:
@@ -177,7 +202,8 @@ def replaced_folder(path: Path) -> Iterator[Path]:
     with _staging_of(path) as staging:
         fresh = staging / "new"
         fresh.mkdir()
-        yield fresh
+        with _naming(path):
+            yield fresh
         replace_folder(fresh, path)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from reclaim.data.core.files import copy_durably, remove_left_behind, replaced_folder, write_json
+from reclaim.data.core.files import copy_files, remove_left_behind, replaced_folder, write_json
 from reclaim.data.errors import ConfigError, ModelAbsentError, ModelError, ReclaimError
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import LoadedModel, load_location, named_location
@@ -92,7 +92,7 @@ class ModelCache:
         target = self.folder / folder
         if not target.is_dir() or _sha256(target) != sha256:
             with replaced_folder(target) as fresh:
-                shutil.copytree(location.folder, fresh, copy_function=copy_durably, dirs_exist_ok=True)
+                copy_files(location.folder, fresh)
         new = CachedModel(location.source, location.name, location.version, run_id, folder, sha256, from_disk)
         models = [new, *(entry for entry in self._index() if entry.folder != folder)][:_KEPT]
         write_json(self.folder / _INDEX, {"models": [asdict(entry) for entry in models]})

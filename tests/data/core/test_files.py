@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
@@ -15,6 +17,7 @@ import pytest
 
 from reclaim.data.core import files
 from reclaim.data.core.files import (
+    copy_files,
     discard_folder,
     partial_of,
     remove_left_behind,
@@ -48,6 +51,44 @@ def test_a_block_that_raises_leaves_the_old_file_and_nothing_beside_it(tmp_path:
         write_json(path, {"share": float("nan")})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device"), "whole"),
+        (OSError(errno.ENOSPC, "No space left on device", "source", None, "copy"), "whole"),
+        (OSError(errno.ENOSPC, "No space left on device, while reading a.csv"), "whole, while reading a.csv"),
+        (OSError(errno.ENOSPC, "No space left on device", "a part of it"), "a part of it"),
+        (OSError(errno.EIO, "Input/output error"), None),
+    ],
+    ids=["arrow", "copy", "reading", "named", "other"],
+)
+@pytest.mark.parametrize("replaced", [replaced_file, replaced_folder])
+def test_the_error_of_a_full_disk_names_what_was_being_written(
+    raised: OSError, words: str | None, replaced: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match=r"No space|Input") as found, replaced(tmp_path / "whole"):
+        raise raised
+    name, _, rest = (words or "").partition(",")
+    expected = str(tmp_path / name) if name == "whole" else name or None
+    assert found.value.filename == expected
+    assert found.value.strerror == os.strerror(raised.errno or 0) + ("," + rest if rest else "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_copied_with_their_folders_and_the_first_that_fails_is_the_error(tmp_path: Path) -> None:
+    (tmp_path / "of" / "inner" / "deep").mkdir(parents=True)
+    (tmp_path / "of" / "a").write_text("first")
+    (tmp_path / "of" / "inner" / "deep" / "b").write_text("second")
+    (tmp_path / "copy" / "inner").mkdir(parents=True)
+    copy_files(tmp_path / "of", tmp_path / "copy")
+    assert (tmp_path / "copy" / "a").read_text() == "first"
+    assert (tmp_path / "copy" / "inner" / "deep" / "b").read_text() == "second"
+    (tmp_path / "copy" / "a").unlink()
+    (tmp_path / "copy" / "a").mkdir()
+    with pytest.raises(IsADirectoryError):
+        copy_files(tmp_path / "of", tmp_path / "copy")
 
 
 def test_a_second_writer_of_a_file_is_told_to_wait_and_the_first_ends_as_if_alone(tmp_path: Path) -> None:

@@ -148,3 +148,12 @@ def test_a_bucket_made_in_ranges_of_tasks_has_the_rows_of_one_made_at_once(
     counts = dataset.manifest["counts"]
     assert (counts["usage"], counts["tasks"], counts["events"], counts["constraints"]) == (10, 5, 10, 15)
     assert (counts["duplicate_windows"], counts["duplicate_events"]) == (3, 5)
+
+
+def test_an_event_that_came_twice_is_one_even_where_there_is_no_other(
+    tmp_path: Path, window: Callable[..., Any], event: Callable[..., Any], write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", [window(900)])
+    write_shard(tmp_path / "cell", "instance_events-000000000000", [event(0, 3)] * 2)
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(buckets=1, workers=1)).dataset
+    assert (dataset.events(0).num_rows, dataset.manifest["counts"]["duplicate_events"]) == (1, 1)

@@ -77,7 +77,7 @@ def test_a_copy_cut_off_at_any_step_leaves_the_last_one_current(
 ) -> None:
     cache = ModelCache(tmp_path / "models")
     cache.add(_model(tmp_path / "1", "1"))
-    for module, step in ((os, "fsync"), (shutil, "copytree"), (os, "replace")):
+    for module, step in ((os, "fsync"), (shutil, "copyfile"), (os, "replace")):
         with monkeypatch.context() as patch:
             patch.setattr(module, step, _no_room)
             location = _model(tmp_path / step, "2")
