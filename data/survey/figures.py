@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reclaim.data import schema as s
-from reclaim.data.core.pages.figures import write_figure
+from reclaim.data.core.pages.figures import figure_bytes
 from reclaim.data.core.style import INK, ON_COLOUR, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.survey.usage import CURVE, null_means
 
@@ -222,9 +221,7 @@ def draw(facts: Mapping[str, Any]) -> dict[str, bytes]:
         for name, make in FIGURES.items():
             figure = make(facts)
             if figure is not None:
-                file = io.BytesIO()
-                write_figure(figure, file, "svg")
-                drawn[name] = file.getvalue()
+                drawn[name] = figure_bytes(figure, "svg")
     return drawn
 
 

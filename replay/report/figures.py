@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from reclaim.data.core.pages.figures import write_figure
+from reclaim.data.core.pages.figures import figure_bytes
 from reclaim.data.core.tables import Table
 from reclaim.replay.experiment import COMPARED, LEARNED, LEARNED_MACHINE, STATISTICAL, SUM_OF_TASKS
 from reclaim.replay.open_loop.estimates import LIMIT
@@ -82,8 +82,8 @@ def name_estimators(axes: Sequence[Axes], shown: Sequence[Mapping[str, Any]]) ->
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and as SVG, the same bytes for the same figure; returns both paths."""
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    write_figure(figure, png, "png")
-    write_figure(figure, svg, "svg")
+    for file in (png, svg):
+        file.write_bytes(figure_bytes(figure, file.suffix[1:]))
     return png, svg
 
 
