@@ -423,3 +423,11 @@ def test_the_command_that_tune_prints_can_be_pasted_into_a_shell() -> None:
         "--set", 'params={"a b": "it\'s"}',
     ]  # fmt: skip
     assert shlex.split(lines[-1])[1:] == ["reclaim", "train", "my cell", "--config", "best of all.toml"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_has_no_arrow_gets_a_question_mark(encoding: str) -> None:
+    code = "from reclaim.cli.app import main; main()"
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, env=environment, check=True)
+    assert "ingest ? features" in done.stdout.decode(encoding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import logging
 import signal
 import sys
@@ -513,6 +514,8 @@ def main() -> NoReturn:
     """Run the command line: an error that the caller can correct is one line and exit code 2, any other a traceback."""
     from reclaim.data.errors import ReclaimError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without an arrow, or the name of a file that is no text
+        sys.stdout.reconfigure(errors="replace")
     # what is half written goes, as at Ctrl-C; the first process of a container would ignore a signal without a handler
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup lets it go on when its terminal closes
