@@ -8,7 +8,14 @@ import pytest
 
 from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.training.tracking import references
-from reclaim.training.tracking.references import ModelLocation, builtin_model, find_model, find_served, is_champion
+from reclaim.training.tracking.references import (
+    ModelLocation,
+    builtin_model,
+    find_model,
+    find_served,
+    is_alias,
+    is_champion,
+)
 from reclaim.training.tracking.runs import ModelVersion
 
 
@@ -59,3 +66,8 @@ def test_in_place_of_a_missing_champion_the_built_in_model_has_its_reference_and
 def test_only_the_alias_champion_is_a_champion() -> None:
     names = ("reclaim@champion", "cell@champion", "reclaim@candidate", "champion", "champion/1", "./reclaim@champion")
     assert [is_champion(name) for name in names] == [True, True, False, False, False, False]
+
+
+def test_a_name_at_an_alias_may_lead_to_another_version_later_and_nothing_else_may() -> None:
+    names = ("reclaim@champion", "cell@candidate", "reclaim/3", "builtin", "./reclaim@champion", "reclaim")
+    assert [is_alias(name) for name in names] == [True, True, False, False, False, False]
