@@ -108,6 +108,8 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="time names no column"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
+    with pytest.raises(ConfigError, match="window_s must be above 0, got 0"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace("window_s = 300", "window_s = 0")))
     with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, iso, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="no such file; shipped are azure, azure-csv, bitbrains, bitbrains-csv"):

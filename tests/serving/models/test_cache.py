@@ -123,6 +123,8 @@ def test_the_built_in_model_serves_where_no_model_was_named_and_there_is_none_an
     assert (start.location.builtin, start.model.name, start.from_disk) == (True, "builtin", False)
     assert start.refused is not None
     assert "the built-in model serves until there is one" in caplog.text
+    assert add_if_possible(ModelCache(tmp_path / "models"), start.location) == start.location
+    assert not (tmp_path / "models").exists(), "it is in the package, and need not be kept"
     monkeypatch.setenv("RECLAIM_MODEL", ALIAS)  # names it, too
     with pytest.raises(ModelError, match="where no model is named"):
         start_model(ServingSettings(bundle=tmp_path / "gone", model_version="3"))
