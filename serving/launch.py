@@ -126,7 +126,7 @@ def _become_the_server(listening: socket.socket, tls: Tls, environment: Mapping[
         timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ssl_certfile=cert, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # uvicorn raises them again: the exit is clean
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # uvicorn raises the first two again
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, server.handle_exit)
     server.run(sockets=[listening])

@@ -123,7 +123,10 @@ def copy_files(source: Path, target: Path) -> None:
     """
     for path in sorted(source.rglob("*")):  # a folder comes before what is in it
         copy = target / path.relative_to(source)
-        copy.mkdir(exist_ok=True) if path.is_dir() else copy_durably(path, copy)
+        if path.is_dir():
+            copy.mkdir(exist_ok=True)
+        else:
+            copy_durably(path, copy)
 
 
 def make_folder(folder: Path) -> None:

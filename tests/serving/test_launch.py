@@ -340,7 +340,10 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
     environment = os.environ | {"HOME": str(tmp_path / "file")}  # not even the superuser can make a folder in it
     environment.pop("BENTOML_HOME", None)
     log = (tmp_path / "log").open("w+b")
-    server = subprocess.Popen([str(c) for c in command], env=environment, stdout=log, stderr=log, cwd=tmp_path)
+    server = subprocess.Popen(
+        [str(c) for c in command], env=environment, stdout=log, stderr=log, cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
+    )  # fmt: skip
     try:
         wait_until_ready(server, free_port, tls=tls)
         process = psutil.Process(server.pid)
@@ -386,7 +389,7 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         assert b'endpoint="/v1/reservations",method="POST",status="4xx"' in metrics
         assert b"bentoml" not in metrics  # whose series are one for each path, kept for ever
     finally:
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGHUP)  # its terminal closes
         exit_code = server.wait(timeout=120)
         log.seek(0)
         output = log.read().decode()

@@ -37,8 +37,7 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
 def _number() -> Callable[[re.Match[bytes]], bytes]:
     """Return a function that numbers the clip paths of an SVG in their order.
 
-    matplotlib names them by the last bits of positions, which differ from run to run: the solver of the layout adds in
-    the order of addresses.
+    matplotlib names them by positions to their last bits, which a constrained layout does not always give the same.
     """
     numbers: dict[bytes, int] = {}
     return lambda found: found[1] + b"clip-%d" % numbers.setdefault(found[2], len(numbers))
